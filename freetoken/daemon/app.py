@@ -1,0 +1,136 @@
+"""Puts the daemon's parts together and makes the FastAPI application of its two tables.
+
+Imported in a thread while the daemon already answers (front.py): it brings half a second of libraries. Does not know
+sockets or processes' arguments (main.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from freetoken.api.routes import v1_router
+from freetoken.core.errors import FreeTokenError, MalformedBody, MethodNotAllowed, RouteNotFound
+from freetoken.daemon.errors import MEDIA_TYPE, problem, unexpected
+from freetoken.daemon.events import Hub
+from freetoken.daemon.handlers.context import Context
+from freetoken.daemon.operations import Operations
+from freetoken.daemon.routes import ROUTES
+from freetoken.daemon.shelf import Shelf
+from freetoken.daemon.state import Identity
+from freetoken.daemon.store import Home
+from freetoken.daemon.supervisor.actor import Desk, Supervisor
+from freetoken.daemon.supervisor.host import Host
+from freetoken.daemon.supervisor.prepare import Parts
+from freetoken.daemon.supervisor.view import engine_view
+from freetoken.settings.schema import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What main.py knows when the daemon begins."""
+
+    home: Home
+    settings: Settings
+    identity: Identity
+    worker: tuple[str, ...]  # the engine program
+    stop: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Daemon:
+    """The application, and the parts that have an end."""
+
+    app: FastAPI
+    context: Context
+
+    async def close(self) -> None:
+        """Ends the engine. The event streams end first, so that nobody waits for them."""
+        self.context.hub.close()
+        await self.context.supervisor.close()
+
+
+def assemble(start: Start) -> Daemon:
+    """Everything, once. Starts nothing."""
+    hub = Hub(start.identity.instance_id, lambda: snapshot(here))
+    operations = Operations(start.home.operations, hub)
+    shelf = Shelf(start.home.models)
+    supervisor = Supervisor(start.home, start.settings, Desk(hub, operations, shelf), Parts(start.worker))
+    here = Context(start.identity, hub, operations, supervisor, start.stop)
+    host = Host(supervisor, shelf, start.settings.load_deadline_s)
+    return Daemon(build_app(here, host), here)
+
+
+def snapshot(here: Context) -> dict[str, Any]:
+    """The data of stream.snapshot; nothing is downloaded by the daemon and no GPU is used, which is said by []."""
+    return {
+        "daemon": msgspec.to_builtins(here.identity),
+        "engine": engine_view(here.supervisor),
+        "operations": msgspec.to_builtins(here.operations.recent()),
+        "downloads": [],
+        "gpus": [],
+    }
+
+
+def build_app(here: Context, host: Host) -> FastAPI:
+    """The two tables and the shape of errors. No generated pages: they load scripts from elsewhere."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.context = here
+    for route in ROUTES:
+        app.add_api_route(route.path, route.handler, methods=[route.method], response_model=None)
+    app.include_router(v1_router(host))
+    app.add_exception_handler(FreeTokenError, _typed)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _unrouted)
+    app.add_exception_handler(Exception, _unforeseen)
+    return app
+
+
+async def _typed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, FreeTokenError)  # noqa: S101 - registered for this class alone
+    return _problem(request, error)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for this class alone
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"] if part != "body")
+    if first["type"] == "json_invalid":
+        detail = f"The body is not JSON: {first['ctx']['error']} at character {place or '?'}."
+    else:
+        detail = f"{place or 'The body'}: {first['msg']}."
+    return _problem(request, MalformedBody(detail, param=place or None))
+
+
+async def _unrouted(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for this class alone
+    asked = f"{request.method} {request.url.path}"
+    if error.status_code == 404:
+        return _problem(request, RouteNotFound(f"{asked} does not exist."))
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        response = _problem(request, MethodNotAllowed(f"{asked} is not allowed; this path takes {allowed}."))
+        response.headers["allow"] = allowed
+        return response
+    return _problem(request, MalformedBody(f"{asked}: {error.detail}"))
+
+
+async def _unforeseen(request: Request, error: Exception) -> Response:
+    return _problem(request, unexpected(error))  # starlette raises it again afterwards, which puts it into the log
+
+
+def _problem(request: Request, error: FreeTokenError) -> Response:
+    request_id = getattr(request.state, "request_id", None)
+    body = problem(error, instance=request.url.path, request_id=request_id)
+    response = Response(msgspec.json.encode(body), error.http_status, media_type=MEDIA_TYPE)
+    if error.retry_after_s is not None:
+        response.headers["retry-after"] = str(max(1, round(error.retry_after_s)))
+    return response

@@ -1,0 +1,59 @@
+"""What every handler is given, and how it answers.
+
+Does not know routes, nor who may call (the guard has let the request through).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from freetoken.daemon.events import Hub
+from freetoken.daemon.operations import Operations
+from freetoken.daemon.state import Identity, Operation
+from freetoken.daemon.supervisor.actor import Supervisor
+
+LONGEST_WAIT_S = 60.0  # of Prefer: wait; no call blocks for minutes
+
+_WAIT = re.compile(r"(?:^|[,;\s])wait=([0-9]{1,6})(?:$|[,;\s])")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The daemon's parts, made once."""
+
+    identity: Identity
+    hub: Hub
+    operations: Operations
+    supervisor: Supervisor
+    stop: Callable[[], None]  # asks the whole daemon to end; returns at once
+
+
+def context(request: Request) -> Context:
+    found: Context = request.app.state.context
+    return found
+
+
+def reply(value: Any, status: int = 200) -> Response:
+    """`value` (dataclasses and enums too) as JSON."""
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
+
+
+async def accepted(request: Request, operation: Operation) -> Response:
+    """202 and the operation; with `Prefer: wait=N` as soon as it is done, or as it is after N seconds."""
+    latest = await context(request).operations.wait(operation.id, wait_s(request))
+    response = reply(latest, 202)
+    response.headers["location"] = f"/api/v1/operations/{operation.id}"
+    return response
+
+
+def wait_s(request: Request) -> float:
+    """The N of `Prefer: wait=N` (RFC 7240), bounded; 0 without."""
+    match = _WAIT.search(request.headers.get("prefer", ""))
+    return min(float(match[1]), LONGEST_WAIT_S) if match else 0.0
