@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from typing import IO, TYPE_CHECKING, Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
 from freetoken import __version__
 from freetoken.cli import output
 from freetoken.cli.flags import Flags, knobs, with_knobs
-from freetoken.core.errors import DaemonError, DaemonNotReachable, DeadlineExceeded
+from freetoken.core.errors import DaemonError, DaemonNotReachable, DeadlineExceeded, UsageError
 from freetoken.settings.load import home as state_folder
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ def start(flags: Flags, as_json: Json = False) -> None:
     begin = found is None or found.version != __version__  # the new one asks an older one to leave
     if found is None or begin:
         found = spawn(daemon_arguments(flags), before=found, as_json=as_json)
+    else:
+        refuse_late(flags, found.url)
     if as_json:
         output.emit({**_facts(found), "started": begin})
     else:
@@ -91,6 +95,18 @@ def daemon_arguments(flags: Flags) -> list[str]:
         if value not in (None, False):
             arguments += [str(knob.flag)] if value is True else [str(knob.flag), str(value)]
     return arguments
+
+
+def refuse_late(flags: Flags, url: str) -> None:
+    """UsageError for daemon flags that the daemon at `url`, which runs already, cannot take any more."""
+    late = [str(knob.flag) for knob in knobs("daemon") if flags.get(knob.name) not in (None, False)]
+    if flags.get("port") == str(urlsplit(url).port):
+        late.remove("--port")
+    if late:
+        raise UsageError(
+            f"a daemon already runs at {url}: {', '.join(late)} would not take effect",
+            fixes=("ft daemon stop, then this command again", f"leave out {' '.join(late)}"),
+        )
 
 
 def spawn(arguments: list[str], *, before: Address | None, as_json: bool) -> Address:
@@ -157,9 +173,6 @@ def _text(said: IO[bytes]) -> str:
 
 
 def _listens(url: str) -> bool:
-    import socket
-    from urllib.parse import urlsplit
-
     parts = urlsplit(url)
     try:
         socket.create_connection((parts.hostname or "127.0.0.1", parts.port or 80), timeout=1.0).close()

@@ -67,7 +67,7 @@ class _Lines:
             self._phase, self._began, self._said = phase, now, now
         elif now - self._said >= LINE_EVERY_S:
             self._said = now
-            of_all = f" of {amount(total, unit)}" if total else ""
+            of_all = f" of {amount(total, unit)}" if total > 1 else ""
             typer.echo(f"  {_label(phase)}: {amount(done, unit)}{of_all}", err=True)
 
     def finish(self) -> None:
@@ -100,7 +100,7 @@ class _Bars:
             self._phase = phase
             self._task = self.bar.add_task(_label(phase), total=None, amount="")
         if self._task is not None:
-            of_all = f"{amount(done, unit)} / {amount(total, unit)}" if total else ""
+            of_all = f"{amount(done, unit)} / {amount(total, unit)}" if total > 1 else ""
             self.bar.update(self._task, completed=done, total=total or None, amount=of_all)
 
     def finish(self) -> None:

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from freetoken.cli import output
-from freetoken.cli.daemon import START_S, STOP_S, command, daemon_arguments, detached
+from freetoken.cli.daemon import START_S, STOP_S, command, daemon_arguments, detached, refuse_late
 from freetoken.cli.flags import Flags, with_knobs
 from freetoken.cli.foreign import refuse_unknown
 from freetoken.cli.load import load_and_follow
@@ -51,6 +51,7 @@ def serve(
     signal.signal(signal.SIGTERM, _terminate)
     with owned_daemon(daemon_arguments(flags)) as daemon:
         if daemon.attached:
+            refuse_late(flags, daemon.url)
             output.note(f"a daemon already runs at {daemon.url}: it takes the load, and stays when this command ends")
         run(daemon, model, loaded, as_json=as_json)
 
@@ -150,7 +151,8 @@ def _tell(kind: str, data: dict[str, Any], *, as_json: bool) -> None:
         output.emit({"event": kind, "data": data})
         return
     failure = data.get("failure") or {}
-    output.note(f"engine: {data.get('state', 'crashed')}" + (f", {failure['detail']}" if "detail" in failure else ""))
+    if "state" in data:  # a crash is told by the state that it leads to
+        output.note(f"engine: {data['state']}" + (f", {failure['detail']}" if "detail" in failure else ""))
 
 
 def _terminate(number: int, frame: object) -> None:

@@ -92,8 +92,8 @@ def _memory(memory: Facts, measured: Facts) -> Iterator[Row]:
     """Where the memory went: what was measured where it was, what was planned elsewhere."""
     if memory.get("rss_bytes") is not None:
         budget = memory.get("budget_bytes")
-        of_budget = f" of {Bytes(budget)} that may be used" if budget is not None else ""
-        yield "memory", f"{Bytes(memory['rss_bytes'])} resident{of_budget}"
+        of_budget = f", of {Bytes(budget)} that may be used" if budget is not None else ""
+        yield "memory", f"{Bytes(memory['rss_bytes'])} resident now; reserved{of_budget}:"
     real = {"weights": measured.get("weights_bytes"), "kv_pages": measured.get("kv_bytes")}
     for line in memory.get("ledger") or ():
         name, size = line["line"], real.get(line["line"])

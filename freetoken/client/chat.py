@@ -15,7 +15,6 @@ from freetoken.client.views import Problem
 from freetoken.core.errors import EngineError, FreeTokenError
 
 DONE = "[DONE]"
-REMEDY = " To fix it: "
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +49,18 @@ def error_in(error: dict[str, Any]) -> FreeTokenError:
     message = error.get("message") or ""
     return Problem(
         code=error.get("freetoken_code") or error.get("code") or EngineError.code,
-        detail=message.partition(REMEDY)[0] if fixes else message,
+        detail=_without(message, fixes),
         numbers=error.get("numbers") or {},
         fixes=fixes,
     ).error()
+
+
+def _without(message: str, fixes: Iterable[str]) -> str:
+    """`message` without the remedies at its end, each as it is or as "Run `it`."."""
+    for fix in reversed(tuple(fixes)):
+        said = next((text for text in (f"Run `{fix}`.", fix) if message.endswith(text)), "")
+        message = message.removesuffix(said).rstrip()
+    return message
 
 
 def _pieces_of(body: dict[str, Any]) -> Iterator[Piece]:

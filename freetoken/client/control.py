@@ -105,13 +105,15 @@ class ControlClient:
     def events(self, after: str | None = None) -> Iterator[Event]:
         """The event stream; a lost connection is taken up again where it broke.
 
-        Endless: the caller stops. Raises DaemonNotReachable when the daemon is gone.
+        Endless: the caller stops. Raises DaemonNotReachable when the daemon is gone, and when connections break again
+        and again without a new event (the greeting of each is not one).
         """
         failures = 0
         while True:
             try:
                 for record in self._event_records(after):
-                    failures, after = 0, record.id or after
+                    if record.id not in (None, after):
+                        failures, after = 0, record.id
                     yield _decode_text(record.data, Event)
             except httpx.TransportError as error:
                 failures += 1

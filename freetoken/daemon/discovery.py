@@ -7,7 +7,6 @@ Does not know what the daemon serves.
 from __future__ import annotations
 
 import errno
-import http.client
 import json
 import socket
 import time
@@ -134,13 +133,14 @@ def claim_port(host: str, port: int, *, given: bool) -> Claimed:
 
 
 def port_holder(port: int) -> str:
-    """Who listens on `port`, as far as this user may see."""
+    """Who listens on `port`, as far as this user may see; nobody does where the system keeps it for itself."""
     try:
         listening = [
             c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port
         ]
         pid = next((connection.pid for connection in listening if connection.pid), None)
-        return f"{psutil.Process(pid).name()} (pid {pid})" if pid else "another program"
+        unknown = "another program" if listening else "the system (it is reserved, or needs more rights)"
+        return f"{psutil.Process(pid).name()} (pid {pid})" if pid else unknown
     except (psutil.Error, OSError):
         return "another program"
 
@@ -182,6 +182,8 @@ def _lock_within(home: Home, seconds: float, complaint: str) -> native.FileLock:
 
 def _ask(record: Record, method: str, path: str, token: str | None = None) -> dict[str, Any] | None:
     """The JSON answer, or None where nobody answers like that."""
+    import http.client  # needed only where another daemon runs, and slow to import
+
     connection = http.client.HTTPConnection(record.url.removeprefix("http://"), timeout=ASK_S)
     headers = {"authorization": f"Bearer {token}"} if token else {}
     try:

@@ -134,12 +134,11 @@ class _Draft:
         dtype, spec = self.weight_dtype, self.spec
         experts = memory.expert_bytes(spec, dtype)
         detail = f"{dtype}, {experts} of it routed experts" if experts else dtype
-        chunk = f"one chunk of {self.chunk} tokens behind {self.window} cached"
+        rows = self.chunk + self.running  # a step may hold a whole chunk and a token of every running request
+        chunk = f"one step of {rows} tokens behind {self.window} cached"
         return (
             LedgerLine("weights", memory.weight_bytes(spec, dtype), "computed", detail),
-            LedgerLine(
-                "prefill_transient", memory.prefill_bytes(spec, self.chunk, self.window, dtype), "computed", chunk
-            ),
+            LedgerLine("prefill_transient", memory.prefill_bytes(spec, rows, self.window, dtype), "computed", chunk),
             LedgerLine("logits", memory.logits_bytes(spec, self.running), "computed", f"{self.running} rows"),
             LedgerLine("allocator", RUNTIME, "assumed", "interpreter and libraries of the engine process"),
         )

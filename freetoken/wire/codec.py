@@ -19,8 +19,18 @@ from freetoken.wire.messages import PROTO, Down, Hello, Message, Up
 M = TypeVar("M")
 MAX_FRAME_BYTES = 16 << 20
 _LENGTH = struct.Struct(">I")
-_ENCODER = msgspec.msgpack.Encoder()
 
+
+def _plain(value: object) -> int | float:
+    """core.units' Bytes and Seconds, which msgspec does not take for the numbers they are."""
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    raise TypeError(f"{type(value).__name__} cannot be sent")
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_plain)
 UP: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)  # what a daemon reads
 DOWN: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)  # what an engine reads
 
@@ -60,17 +70,17 @@ async def read(reader: asyncio.StreamReader, decoder: msgspec.msgpack.Decoder[M]
 
 
 def check_hello(message: Message | None, nonce: str) -> Hello:
-    """`message` as the first frame it must be. Raises EngineProtocolError: no hello, another nonce, another PROTO."""
+    """`message` as the first frame it must be. Raises EngineProtocolError: no hello, another PROTO, another nonce."""
     if not isinstance(message, Hello):
         raise EngineProtocolError("The connection did not begin with a hello.")
-    if not hmac.compare_digest(message.nonce.encode(), nonce.encode()):
-        raise EngineProtocolError("The hello carries another secret than the runtime file.")
     if message.proto != PROTO:
         raise EngineProtocolError(
             f"The other side speaks protocol {message.proto} (version {message.build}), this one {PROTO}: "
             "stop both and start them from the same installation.",
             numbers={"theirs": message.proto, "ours": PROTO},
         )
+    if not hmac.compare_digest(message.nonce.encode(), nonce.encode()):
+        raise EngineProtocolError("The hello carries another secret than the runtime file.")
     return message
 
 

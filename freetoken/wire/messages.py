@@ -18,7 +18,7 @@ class Message(msgspec.Struct, tag=str.lower, tag_field="type", frozen=True, kw_o
     """Base of every message; the tag is the class name in lower case."""
 
 
-class Hello(Message):
+class Hello(Message, frozen=True, kw_only=True):
     """The first frame each way."""
 
     proto: int
@@ -28,14 +28,14 @@ class Hello(Message):
 
 
 # ── down: daemon to engine ──────────────────────────────────────────────────────────────────────────────────────────
-class Load(Message):
+class Load(Message, frozen=True, kw_only=True):
     """Build the model. `plan` is the plan JSON (plan/report.py); `files` what catalog.checkpoint opened."""
 
     plan: dict[str, object]
     files: dict[str, str]  # role -> absolute path: {"model": folder or .gguf file}
 
 
-class Submit(Message):
+class Submit(Message, frozen=True, kw_only=True):
     id: str
     token_ids: tuple[int, ...]
     sampling: SamplingParams
@@ -43,26 +43,26 @@ class Submit(Message):
     deadline_ms: int | None = None
 
 
-class Cancel(Message):
+class Cancel(Message, frozen=True, kw_only=True):
     id: str
 
 
-class Status(Message):
+class Status(Message, frozen=True, kw_only=True):
     """Asks for a Stats now."""
 
 
-class Drain(Message):
+class Drain(Message, frozen=True, kw_only=True):
     """Take no new request; finish those that run within the deadline, then cancel them."""
 
     deadline_ms: int
 
 
-class Shutdown(Message):
+class Shutdown(Message, frozen=True, kw_only=True):
     """Free everything and exit."""
 
 
 # ── up: engine to daemon ────────────────────────────────────────────────────────────────────────────────────────────
-class Phase(Message):
+class Phase(Message, frozen=True, kw_only=True):
     """Load progress: resolve, verify, plan, spawn, import, read_weights, place_gpu, pin_host, build_kv,
     compile_kernels, capture_graphs, warmup."""
 
@@ -72,14 +72,14 @@ class Phase(Message):
     unit: str = ""
 
 
-class Ready(Message):
+class Ready(Message, frozen=True, kw_only=True):
     """The model answers. `plan` is the plan as resolved, `measured` bytes and seconds as they came out."""
 
     plan: dict[str, object]
     measured: dict[str, Value]
 
 
-class Tokens(Message):
+class Tokens(Message, frozen=True, kw_only=True):
     id: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -88,7 +88,7 @@ class Tokens(Message):
     limited_by: str | None = None
 
 
-class Progress(Message):
+class Progress(Message, frozen=True, kw_only=True):
     """Prefill progress of one request, in tokens."""
 
     id: str
@@ -96,7 +96,7 @@ class Progress(Message):
     total: int
 
 
-class Failed(Message):
+class Failed(Message, frozen=True, kw_only=True):
     """One request failed (`id`), or the load did (`id` None)."""
 
     code: str
@@ -105,7 +105,7 @@ class Failed(Message):
     numbers: dict[str, int | float | str] = {}
 
 
-class Stats(Message):
+class Stats(Message, frozen=True, kw_only=True):
     """Counters, once a second and on Status."""
 
     running: int
@@ -125,14 +125,14 @@ class Stats(Message):
     hits: dict[str, int] = {}  # slot cache counters; empty where all experts are resident
 
 
-class Beat(Message):
+class Beat(Message, frozen=True, kw_only=True):
     """Once a second from a thread of its own, so that a stuck step shows."""
 
     step: int
     step_age_ms: int  # since the running step began; 0 when idle
 
 
-class Log(Message):
+class Log(Message, frozen=True, kw_only=True):
     level: str
     line: str
 

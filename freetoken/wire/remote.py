@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 
 from freetoken import __version__
 from freetoken.core import events
-from freetoken.core.errors import EngineDied, EngineProtocolError
+from freetoken.core.errors import DeadlineExceeded, EngineDied, EngineProtocolError
 from freetoken.core.types import GenerateRequest
 from freetoken.wire import channel, codec, translate
 from freetoken.wire.messages import (
@@ -106,7 +106,7 @@ class RemoteEngine:
         return await asyncio.shield(self._gone)
 
     async def status(self, timeout_s: float = 5.0) -> Stats:
-        """Counters as of now. Raises EngineDied, also when none came within `timeout_s`: a long step may be running."""
+        """Counters as of now. Raises DeadlineExceeded (a long step is running, or nothing is loaded), EngineDied."""
         if self._gone.done():
             raise EngineDied(self._gone.result().detail)
         if self._asked is None:
@@ -116,7 +116,7 @@ class RemoteEngine:
             async with asyncio.timeout(timeout_s):
                 return await asyncio.shield(self._asked)
         except TimeoutError:
-            raise EngineDied(f"The engine did not report within {timeout_s:g} s.") from None
+            raise DeadlineExceeded(f"The engine did not report within {timeout_s:g} s.") from None
 
     def drain(self, deadline_s: float) -> None:
         """Take no new request; cancel what still runs after `deadline_s`. Over when stats count none."""

@@ -157,6 +157,14 @@ def test_events_go_on_where_the_connection_broke(client: ControlClient, server: 
     assert server.after == [None, "2"]
 
 
+def test_a_stream_that_only_greets_and_breaks_is_given_up(client: ControlClient, server: Control) -> None:
+    """A daemon that fails on the same event each time must not be asked for ever."""
+    server.events = [{"type": "a"}, *([{"type": "stream.hello"}, None] * 20)]
+    with pytest.raises(errors.DaemonNotReachable):
+        list(islice(client.events(), 30))
+    assert len(server.after) == 1 + control_module.RECONNECTS
+
+
 def test_events_end_when_the_daemon_is_gone(tmp_path: Path) -> None:
     with control_server(tmp_path) as server, ControlClient(find(tmp_path)) as client:
         server.events = [{"type": "a"}, None]
@@ -183,12 +191,12 @@ def openai_error(code: str, message: str, *fixes: str) -> dict[str, object]:
 
 
 def test_a_refusal_before_the_stream(client: ControlClient, server: Control) -> None:
-    message = "demo is not loaded. To fix it: ft load demo."
-    server.chat_status, server.chat = 409, [openai_error("MODEL_NOT_LOADED", message, "ft load demo")]
+    message, fixes = "demo is not loaded. Run `ft load demo`. Or wait.", ("ft load demo", "Or wait.")
+    server.chat_status, server.chat = 409, [openai_error("MODEL_NOT_LOADED", message, *fixes)]
     with pytest.raises(errors.ModelNotLoaded) as caught:
         next(client.chat({}))
     assert caught.value.detail == "demo is not loaded."
-    assert caught.value.fixes == ("ft load demo",)
+    assert caught.value.fixes == fixes
 
 
 def test_an_error_in_mid_stream(client: ControlClient, server: Control) -> None:

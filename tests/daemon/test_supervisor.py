@@ -272,7 +272,7 @@ def test_kill_9_in_mid_stream_ends_the_stream_within_a_second_and_a_new_load_wor
         await bench.until(EngineStatus.FAILED)
         await asyncio.sleep(0.01)
         (crash,) = [event for event in bench.told if event.type == "engine.crashed"]
-        assert (crash.data["signal"], crash.data["exit_code"]) == ("SIGKILL", -9)
+        assert (crash.data["signal"], crash.data["exit"]) == ("SIGKILL", -9)
         assert "SIGKILL" in (bench.supervisor.state.failure or {})["detail"]
         await bench.ready(bench.model())
         assert [e async for e in (await bench.host.resolve("local/good")).backend.generate(request("r2", 2))]

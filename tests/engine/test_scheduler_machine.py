@@ -229,7 +229,7 @@ TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadlin
 def test_long_random_histories() -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    run_state_machine_as_test(Machine, settings=settings(max_examples=300, stateful_step_count=60, deadline=None))
+    run_state_machine_as_test(Machine, settings=settings(max_examples=200, stateful_step_count=60, deadline=None))
 
 
 MOVES = {

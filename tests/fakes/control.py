@@ -148,7 +148,8 @@ def _handler(control: Control) -> type[BaseHTTPRequestHandler]:
                 if event is None:
                     control.events.remove(None)
                     return
-                self.wfile.write(f": note\nid: {seq}\nevent: {event['type']}\ndata: {json.dumps(event)}\n\n".encode())
+                number = "" if event["type"] == "stream.hello" else f"id: {seq}\n"
+                self.wfile.write(f": note\n{number}data: {json.dumps(event)}\n\n".encode())
             self.wait_for_hang_up()
 
         def stream_chat(self) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from freetoken.core import events
 from freetoken.core.errors import EngineProtocolError
 from freetoken.core.types import FinishReason, GenerateRequest, SamplingParams, TokenLogprob
+from freetoken.core.units import Bytes, Seconds
 from freetoken.wire import codec, translate
 from freetoken.wire import messages as m
 
@@ -117,6 +118,11 @@ def test_requests_and_their_twins_are_the_same(ids: list[int], temperature: floa
 def test_events_and_their_twins_are_the_same(event: events.GenerationEvent) -> None:
     (message,) = read_all(codec.encode(translate.message("r", event)), codec.UP)  # type: ignore[arg-type]
     assert message.id == "r" and translate.event(message) == event  # type: ignore[attr-defined,arg-type]
+
+
+def test_sizes_and_durations_of_a_plan_travel_as_numbers() -> None:
+    (message,) = read_all(codec.encode(m.Load(plan={"b": Bytes(3), "s": Seconds(0.5)}, files={})))
+    assert message == m.Load(plan={"b": 3, "s": 0.5}, files={})
 
 
 def test_a_frame_beyond_the_limit_is_refused_on_both_sides() -> None:

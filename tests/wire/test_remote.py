@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from freetoken import __version__
-from freetoken.core.errors import EngineDied, EngineProtocolError, UsageError
+from freetoken.core.errors import DeadlineExceeded, EngineDied, EngineProtocolError, UsageError
 from freetoken.core.events import Failed, Progress, Tokens
 from freetoken.core.ports import GenerationBackend
 from freetoken.engine.inproc import InprocBackend
@@ -161,6 +161,8 @@ def test_refusals_of_the_engine_arrive_typed(tmp_path: Path) -> None:
     async def test() -> None:
         async with engine_process(tmp_path) as process:
             early = await process.connect()
+            with pytest.raises(DeadlineExceeded):
+                await early.status(timeout_s=0.05)
             events = [event async for event in early.generate(request("early", [1], 1))]
             assert [event.code for event in events if isinstance(event, Failed)] == ["MODEL_NOT_LOADED"]
             await load_events(early, process.files(errors={"2": "allocation"}))
@@ -193,6 +195,34 @@ def test_a_stranger_is_turned_away_and_the_engine_lives(tmp_path: Path, change: 
             assert answer is None
             await connection.close()
             assert process.process.returncode is None
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (m.Hello(proto=m.PROTO + 1, instance_id="i", nonce="", build="9.9"), "speaks protocol 2"),
+        (m.Hello(proto=m.PROTO, instance_id="i", nonce="guess", build="0"), "another secret"),
+        (m.Beat(step=0, step_age_ms=0), "did not begin with a hello"),
+        (None, "did not begin with a hello"),
+    ],
+    ids=["another protocol", "another secret", "no hello", "closes"],
+)
+def test_connecting_to_a_stranger_says_what_is_wrong(answer: m.Message | None, reason: str) -> None:
+    async def test() -> None:
+        where = Rendezvous.new()
+
+        async def stranger(daemon: channel.Channel[m.Down]) -> None:
+            await daemon.receive()
+            daemon.send(*([answer] if answer else []))
+            await daemon.close()
+
+        listener = await channel.serve(where.socket, codec.DOWN, stranger)
+        with pytest.raises(EngineProtocolError, match=reason):
+            await RemoteEngine.connect(where)
+        listener.close()
+        channel.remove(where.socket)
 
     run(test)
 

@@ -20,7 +20,7 @@ import msgspec
 
 from freetoken.api.host import LoadedModel
 from freetoken.catalog.checkpoint import Checkpoint
-from freetoken.core.errors import EngineDied, FreeTokenError, LifecycleBusy, LoadTimeout, from_code
+from freetoken.core.errors import EngineDied, EngineError, FreeTokenError, LifecycleBusy, LoadTimeout, from_code
 from freetoken.core.units import Bytes
 from freetoken.daemon.errors import problem, unexpected
 from freetoken.daemon.events import Hub
@@ -28,6 +28,7 @@ from freetoken.daemon.operations import Operations
 from freetoken.daemon.shelf import Shelf, Shelved
 from freetoken.daemon.state import EngineState, EngineStatus, Operation, OperationState, utc
 from freetoken.daemon.store import Home
+from freetoken.daemon.supervisor.autopsy import LAST_LINES
 from freetoken.daemon.supervisor.child import EngineProcess, Output
 from freetoken.daemon.supervisor.logs import EngineLog
 from freetoken.daemon.supervisor.prepare import Parts, PlanJson
@@ -294,10 +295,9 @@ class Supervisor:
         error = await running.process.autopsy(loading=False)
         await running.remote.close()
         running.model.text.close()
-        death = {**problem(error), **error.numbers, "last_lines": self._log.last(20)}
         log.error("engine: %s", error.detail)
         self._move(EngineStatus.FAILED, failure=problem(error), pid=None)
-        self._publish("engine.crashed", death, running.model.id)
+        self._publish("engine.crashed", _crash(error, self._log.last(LAST_LINES)), running.model.id)
 
     async def _death_settled(self) -> None:
         """Waits for a death that is being explained (it is bounded), so that a new load finds a settled state."""
@@ -342,6 +342,19 @@ async def _drained(remote: RemoteEngine, deadline_s: float) -> None:
         async with asyncio.timeout(deadline_s + 1.0):
             while (stats := await remote.status()).running + stats.queued > 0:
                 await asyncio.sleep(DRAIN_LOOK_S)
+
+
+def _crash(error: EngineError, last_lines: list[str]) -> dict[str, Any]:
+    """The data of engine.crashed. Nothing is started again by itself: there is no attempt to count."""
+    return {
+        "exit": error.numbers.get("exit_code"),
+        "signal": error.numbers.get("signal"),
+        "oom_killed": bool(error.numbers.get("oom_killed")),
+        "last_lines": last_lines,
+        "attempt": None,
+        "backoff_ms": None,
+        "error": problem(error),
+    }
 
 
 def _same(wish: Wish, other: Wish | None) -> bool:

@@ -59,7 +59,8 @@ class PageManager:
     def advance(self, request: Request) -> None:
         """Skip what another request has computed of this one's tokens since it was attached."""
         size = self.rule.page_size
-        pages = self._tree.match(request.token_ids, self.rule.hit(len(request.token_ids)))
+        held = request.pages[: self.rule.whole(request.computed)]
+        pages = self._tree.match(request.token_ids, self.rule.hit(len(request.token_ids)), held)
         gained = len(pages) * size - request.computed
         if gained > 0:
             self._swap(request, pages)

@@ -21,7 +21,7 @@ class _Node:
     def __init__(self, key: bytes, page: int, parent: _Node | None) -> None:
         self.key, self.page, self.parent = key, page, parent
         self.children: dict[bytes, _Node] = {}
-        self.used = 0  # tick of the last match or insert
+        self.used = 0  # tick of the last match or insert that ended here, or below and has been evicted
 
 
 class PrefixTree:
@@ -29,28 +29,31 @@ class PrefixTree:
         self._pool = pool
         self._page_size = page_size
         self._root = _Node(b"", -1, None)
+        self._nodes: dict[int, _Node] = {}  # by page
         self._tick = 0
-        self._size = 0
         # (tick, serial, node) of what was a leaf when pushed; an entry whose tick is no longer the node's is stale.
         self._leaves: list[tuple[int, int, _Node]] = []
         self._serial = 0
 
     def __len__(self) -> int:
         """Pages kept."""
-        return self._size
+        return len(self._nodes)
 
-    def match(self, token_ids: Sequence[int], limit: int) -> list[int]:
-        """Pages of the longest cached prefix of `token_ids`, at most `limit`; they become the most recently used."""
-        pages: list[int] = []
-        node = self._root
+    def match(self, token_ids: Sequence[int], limit: int, held: Sequence[int] = ()) -> list[int]:
+        """Pages of the longest cached prefix of `token_ids`, at most `limit`; they become the most recently used.
+
+        `held` are pages that a request uses for its first tokens: where the tree has them, it is not walked again.
+        """
+        node, known = self._deepest(held)
+        pages = list(held[:known])
         self._tick += 1
-        for key in self._keys(token_ids, limit):
+        for key in self._keys(token_ids, known, limit):
             child = node.children.get(key)
             if child is None:
                 break
             node = child
-            node.used = self._tick
             pages.append(node.page)
+        node.used = self._tick
         self._push(node)
         return pages
 
@@ -59,18 +62,17 @@ class PrefixTree:
 
         Returns the tree's own page for each: another one than given where the same tokens were cached before.
         """
-        kept: list[int] = []
-        node = self._root
+        node, known = self._deepest(pages)
+        kept = list(pages[:known])
         self._tick += 1
-        for key, page in zip(self._keys(token_ids, len(pages)), pages, strict=True):
+        for key, page in zip(self._keys(token_ids, known, len(pages)), pages[known:], strict=True):
             child = node.children.get(key)
             if child is None:
                 self._pool.keep(page)
-                child = node.children[key] = _Node(key, page, node)
-                self._size += 1
+                child = node.children[key] = self._nodes[page] = _Node(key, page, node)
             node = child
-            node.used = self._tick
             kept.append(node.page)
+        node.used = self._tick
         self._push(node)
         return kept
 
@@ -94,21 +96,29 @@ class PrefixTree:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.key]
+        del self._nodes[leaf.page]
         leaf.parent = None
         self._pool.drop(leaf.page)
-        self._size -= 1
+        parent.used = max(parent.used, leaf.used)  # whoever used the leaf used what it hangs on
         self._push(parent)
 
     def _push(self, node: _Node) -> None:
         if node is self._root or node.children:
             return
-        if len(self._leaves) > 2 * self._size + 64:
+        if len(self._leaves) > 2 * len(self._nodes) + 64:
             self._leaves = [entry for entry in self._leaves if entry[2].used == entry[0] and entry[2].parent]
             heapq.heapify(self._leaves)
         self._serial += 1
         heapq.heappush(self._leaves, (node.used, self._serial, node))
 
-    def _keys(self, token_ids: Sequence[int], limit: int) -> Iterator[bytes]:
+    def _deepest(self, pages: Sequence[int]) -> tuple[_Node, int]:
+        """The node of the last of `pages` that the tree has, and how many that makes: then it has all before it."""
+        for known in range(len(pages), 0, -1):
+            if (node := self._nodes.get(pages[known - 1])) is not None:
+                return node, known
+        return self._root, 0
+
+    def _keys(self, token_ids: Sequence[int], start: int, limit: int) -> Iterator[bytes]:
         size = self._page_size
-        for page in range(min(limit, len(token_ids) // size)):
+        for page in range(start, min(limit, len(token_ids) // size)):
             yield array("q", token_ids[page * size : (page + 1) * size]).tobytes()

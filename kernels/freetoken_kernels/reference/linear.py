@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-_TILE = 1 << 20  # numbers of a weight widened at once: 4 MiB of fp32 stay in the cache between writing and reading
+_TILE = 1 << 18  # numbers of a weight widened at once: 1 MiB of fp32 stays in the cache between writing and reading
 _LOOP_ROWS = 3  # up to so many rows, reading a bf16 weight once a row beats widening it (1.7x at 2 rows, equal at 4)
 _FLAT_ROWS = 64  # up to so many rows, weight @ x.T beats x @ weight.T (1.5-3x: MKL splits the long dimension)
 
@@ -22,7 +22,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class Product:
-    """`linear` with a scratch for widened weights. One caller at a time; the scratch holds at most 4 MiB or one row.
+    """`linear` with a scratch for widened weights. One caller at a time; the scratch holds at most 1 MiB or one row.
 
     One to three rows of a bf16 weight go through torch's bf16 matrix-vector product: x and y are rounded to bf16, sums
     are fp32. It reads half the bytes, so it takes half the time of any fp32 product. With more rows the weight is
@@ -54,14 +54,18 @@ class Product:
 
     def _widened(self, x: Tensor, weight: Tensor) -> Tensor:
         """weight (out, ...) bf16 in any order of memory, its numbers of one row together as many as x is wide."""
-        rows = weight.shape[0]
-        step = max(1, min(rows, _TILE // x.shape[1]))
-        if step == rows:
-            return _dense(x, self._widen(weight))
-        y = torch.empty(rows, x.shape[0])  # (out, tokens) f32
+        tokens, rows = x.shape[0], weight.shape[0]
+        step = max(1, _TILE // x.shape[1])
+        if tokens <= _FLAT_ROWS:
+            y = torch.empty(rows, tokens)  # (out, tokens) f32
+            for start in range(0, rows, step):
+                torch.mm(self._widen(weight[start : start + step]), x.t(), out=y[start : start + step])
+            return y.t().contiguous()
+        y = torch.empty(tokens, rows)
         for start in range(0, rows, step):
-            torch.mm(self._widen(weight[start : start + step]), x.t(), out=y[start : start + step])
-        return y.t().contiguous()
+            tile = self._widen(weight[start : start + step])
+            torch.mm(x, tile.t(), out=y[:, start : start + step])
+        return y
 
     def _widen(self, weight: Tensor) -> Tensor:
         """(rows, numbers of a row) fp32 in a buffer that the next call reuses: fresh pages would fault."""
