@@ -176,7 +176,8 @@ step 'Demo'
 "$ft" load demo
 if [ -n "$ask" ]; then
     step "$ask"
-    "$ft" chat --model demo --ask "$ask"
+    # the likeliest answer, and a short one: a model this small wanders off when it samples
+    "$ft" chat --model demo --temperature 0 --max-tokens 256 --ask "$ask"
     step 'Where the memory went'
     "$ft" status
 elif [ -t 0 ]; then

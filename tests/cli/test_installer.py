@@ -219,7 +219,7 @@ def test_the_demo_is_started_pulled_loaded_and_asked(machine: Machine) -> None:
         "ft daemon start",
         "ft pull demo",
         "ft load demo",
-        "ft chat --model demo --ask What is it?",
+        "ft chat --model demo --temperature 0 --max-tokens 256 --ask What is it?",
         "ft status",
     ]
 

@@ -13,7 +13,7 @@ import torch
 from freetoken_kernels.reference.attention import visible
 from torch import Tensor
 
-from freetoken.engine.kv.base import Keys, KvCache
+from freetoken.engine.kv.base import Keys, KvCache, Slots
 
 QUERY_BLOCK = 128  # rows: a causal chunk cut so skips most of the triangle that a mask would only hide
 
@@ -50,7 +50,7 @@ class Spans:
         self._runs, self._page_size = runs, page_size
         self._tables = [torch.tensor(run.pages) for run in runs]
         self._by_window: dict[int | None, list[Span]] = {}
-        self.slots = torch.cat([self._slots(run, table) for run, table in zip(runs, self._tables, strict=True)])
+        self.slots = _consecutive(torch.cat([self._slots(*pair) for pair in zip(runs, self._tables, strict=True)]))
 
     def of(self, window: int | None) -> list[Span]:
         """One span a sequence, in order of rows, holding just the pages that `window` lets its queries see."""
@@ -77,6 +77,11 @@ class Spans:
             count=end - first,
         )
         return Span(keys, tuple(_blocks(run, first, window)))
+
+
+def _consecutive(slots: Tensor) -> Slots:
+    first, count = int(slots[0]), len(slots)
+    return slice(first, first + count) if torch.equal(slots, torch.arange(first, first + count)) else slots
 
 
 def _blocks(run: Run, first_key: int, window: int | None) -> Iterator[Block]:

@@ -16,29 +16,31 @@ from freetoken.engine.kv.base import KvCache
 
 def sdpa(q: Tensor, cache: KvCache, spans: list[Span], *, scale: float, sinks: Tensor | None = None) -> Tensor:
     """See attention.base.Attend."""
-    outputs = []
+    o = torch.empty_like(q)
     for span in spans:
         k, v = cache.read(span.keys)  # (kv_heads, keys, head_dim) f32
         for block in span.blocks:
             seen = (q[block.rows], k[:, block.keys], v[:, block.keys])
             if sinks is None:
-                outputs.append(_fused(*seen, block.mask, scale))
+                _fused(*seen, block.mask, scale, o[block.rows])
             else:
-                outputs.append(_with_sinks(*seen, block.mask, scale, sinks))
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+                o[block.rows] = _with_sinks(*seen, block.mask, scale, sinks)
+    return o
 
 
-def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    queries, heads, dim = q.shape
+def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, o: Tensor) -> None:
+    """Fills o (queries, heads, head_dim) f32."""
+    queries, _, dim = q.shape
     if mask is None:  # one query: its grouped heads are rows that see the same keys
         rows = q.view(1, k.shape[0], -1, dim)  # (1, kv_heads, group, head_dim)
-        return F.scaled_dot_product_attention(rows, k[None], v[None], scale=scale).view(1, heads, dim)
+        o.view(rows.shape).copy_(F.scaled_dot_product_attention(rows, k[None], v[None], scale=scale))
+        return
     grouped = q.view(queries, k.shape[0], -1, dim).permute(1, 2, 0, 3)  # (kv_heads, group, queries, head_dim)
     shared = (k.shape[0], grouped.shape[1], -1, -1)
-    o = F.scaled_dot_product_attention(
+    found = F.scaled_dot_product_attention(
         grouped, k[:, None].expand(shared), v[:, None].expand(shared), attn_mask=mask, scale=scale
     )
-    return o.permute(2, 0, 1, 3).reshape(queries, heads, dim)
+    o.view(queries, k.shape[0], -1, dim).copy_(found.permute(2, 0, 1, 3))
 
 
 def _with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sinks: Tensor) -> Tensor:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
+
+Slots: TypeAlias = Tensor | slice
+"""Where a step's new rows go: (tokens) i64, or a slice where they are consecutive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +26,8 @@ class KvCache(Protocol):
     @property
     def nbytes(self) -> int: ...
 
-    def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """slots (tokens) i64; k, v (tokens, kv_heads, head_dim) f32."""
+    def write(self, slots: Slots, k: Tensor, v: Tensor) -> None:
+        """k, v (tokens, kv_heads, head_dim) f32."""
         ...
 
     def read(self, keys: Keys) -> tuple[Tensor, Tensor]:

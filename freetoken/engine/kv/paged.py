@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from freetoken.engine.kv.base import Keys
+from freetoken.engine.kv.base import Keys, Slots
 
 
 class PagedKv:
@@ -26,9 +26,12 @@ class PagedKv:
     def nbytes(self) -> int:
         return int(self._pool.nbytes)
 
-    def write(self, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        self._k.index_copy_(1, slots, k.transpose(0, 1))
-        self._v.index_copy_(1, slots, v.transpose(0, 1))
+    def write(self, slots: Slots, k: Tensor, v: Tensor) -> None:
+        for pool, rows in ((self._k, k.transpose(0, 1)), (self._v, v.transpose(0, 1))):  # (kv_heads, tokens, head_dim)
+            if isinstance(slots, slice):
+                pool[:, slots] = rows
+            else:
+                pool.index_copy_(1, slots, rows)
 
     def read(self, keys: Keys) -> tuple[Tensor, Tensor]:
         stop = keys.first + keys.count
