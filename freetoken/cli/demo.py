@@ -220,7 +220,7 @@ def slice_in_child(gguf: Path, target: Path, report: Report) -> None:
     def on_line(line: str) -> None:
         event = json.loads(line)
         if "phase" in event:
-            report(event["phase"], event.get("done", 0), event.get("total", 0), event.get("unit", ""))
+            report(event["phase"], event["done"], event["total"], "bytes")
 
     try:
         run_child(

@@ -67,8 +67,8 @@ class _Lines:
             self._phase, self._began, self._said = phase, now, now
         elif now - self._said >= LINE_EVERY_S:
             self._said = now
-            of_all = f" of {amount(total, unit)}" if total > 1 else ""
-            typer.echo(f"  {_label(phase)}: {amount(done, unit)}{of_all}", err=True)
+            far = f"{amount(done, unit)} of {amount(total, unit)}" if total > 1 else f"for {Seconds(now - self._began)}"
+            typer.echo(f"  {_label(phase)}: {far}", err=True)
 
     def finish(self) -> None:
         if self._phase:

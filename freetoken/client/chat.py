@@ -1,7 +1,7 @@
 """Reads the stream of POST /v1/chat/completions: from data records to pieces of an answer. Pure.
 
 Shapes: OpenAI's chat.completion.chunk, ended by [DONE]; an error is one record with `error` and no [DONE] after it
-(docs/architecture.md, "Streams"). Does not know HTTP or terminals.
+(docs/contracts.md, Streams). Does not know HTTP or terminals.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class ControlClient:
         return found
 
     def engine(self) -> dict[str, Any]:
-        """GET /engine as it comes: state, model, plan, stats, memory, last failure (docs/control-api.md)."""
+        """GET /engine as it comes: state, model, plan, measured, stats, experts, memory, last failure."""
         return self._object("GET", "/api/v1/engine")
 
     def load(self, model: str, options: Mapping[str, object] | None = None) -> Operation | None:

@@ -12,7 +12,8 @@ from freetoken.cli import phases
 def play(display: phases.Phases) -> None:
     display.update("read_weights", 0, 2048, "bytes")
     display.update("read_weights", 1024, 2048, "bytes")
-    display.update("warmup")
+    display.update("warmup", 0, 1, "steps")
+    display.update("warmup", 1, 1, "steps")
 
 
 def test_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,7 +24,11 @@ def test_lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPat
     assert out == ""
     lines = err.splitlines()
     assert lines[0] == "  read weights: 1.00 KiB of 2.00 KiB"
-    assert [line.split(" in ")[0] for line in lines[1:]] == ["  read weights: done", "  warmup: done"]
+    assert [line.split(" in ")[0] for line in lines[1:]] == [
+        "  read weights: done",
+        "  warmup: for 0 ms",
+        "  warmup: done",
+    ]
 
 
 def test_a_phase_that_fails_is_not_called_done(capsys: pytest.CaptureFixture[str]) -> None:

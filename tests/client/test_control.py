@@ -227,7 +227,15 @@ def test_closing_the_stream_hangs_up(client: ControlClient, server: Control) -> 
     assert server.hung_up.wait(5)
 
 
-def test_the_api_key_goes_to_v1_and_the_token_does_not(tmp_path: Path, server: Control) -> None:
+def test_v1_gets_the_api_key_and_never_the_token(tmp_path: Path, server: Control) -> None:
+    server.say("ok")
+    for key in ("k", None):
+        with ControlClient(find(tmp_path), api_key=key) as client:
+            list(client.chat({}))
+    assert server.keys == ["Bearer k", None]
+
+
+def test_a_refused_api_key(client: ControlClient, server: Control) -> None:
     server.chat_status, server.chat = 401, [openai_error("UNAUTHORIZED", "a key is needed")]
-    with ControlClient(find(tmp_path), api_key="k") as client, pytest.raises(errors.Unauthorized):
+    with pytest.raises(errors.Unauthorized):
         next(client.chat({}))

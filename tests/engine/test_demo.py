@@ -75,7 +75,7 @@ def test_the_command_reports_and_finishes(tmp_path: Path) -> None:
     writing = [line["done"] for line in lines[:-1] if line["phase"] == "write_weights"]
     assert writing == sorted(writing) and writing[-1] == lines[-2]["total"] > 0
     assert sorted(path.name for path in out.parent.iterdir()) == ["demo"]  # no temporary folder is left
-    assert open_checkpoint(out).sampling_defaults["top_p"] == 0.9
+    assert open_checkpoint(out).sampling_defaults["temperature"] == 0
 
 
 def test_every_failure_is_said_and_leaves_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

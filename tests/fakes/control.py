@@ -37,6 +37,7 @@ class Control:
     )  # records, "[DONE]", a float (a pause), or None (the connection breaks)
     seen: list[tuple[str, str, Any]] = field(default_factory=list)
     after: list[str | None] = field(default_factory=list)  # Last-Event-ID of each /events
+    keys: list[str | None] = field(default_factory=list)  # Authorization of each chat request
     cancelled: list[str] = field(default_factory=list)
     hung_up: threading.Event = field(default_factory=threading.Event)
 
@@ -108,6 +109,7 @@ def _handler(control: Control) -> type[BaseHTTPRequestHandler]:
             body = json.loads(self.rfile.read(int(self.headers.get("content-length") or 0)) or b"{}")
             control.seen.append(("POST", self.path, body))
             if self.path == "/v1/chat/completions":
+                control.keys.append(self.headers.get("authorization"))
                 self.stream_chat()
             elif not self.authorised():
                 self.answer(401, problem("UNAUTHORIZED", "a valid token is needed"))
