@@ -13,7 +13,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 def problem(error: FreeTokenError, *, instance: str | None = None, request_id: str | None = None) -> dict[str, Any]:
-    """`error` as the members of control-api.md, section 3; `instance` is the path that was asked for."""
+    """`error` as the members of docs/control-api.md, Errors; `instance` is the path that was asked for."""
     wait_ms = None if error.retry_after_s is None else round(error.retry_after_s * 1000)
     return {
         "type": f"urn:freetoken:problem:{error.code.lower().replace('_', '-')}",

@@ -26,7 +26,7 @@ MERGED = frozenset({"load.progress", "engine.stats", "vram.sample", "download.pr
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """The envelope of control-api.md, section 2."""
+    """The envelope of docs/control-api.md, Events."""
 
     v: int = VERSION
     epoch: str

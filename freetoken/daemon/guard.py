@@ -2,7 +2,7 @@
 
 Checks, in this order: Host, Origin, Sec-Fetch-Site, token or key, content type, size. A web page that the user visits
 can reach a port on this machine; what it cannot do is forge the Host of a rebound name, hide its Origin, or know the
-token (control-api.md, section 6). Knows paths by prefix only; does not know routes, so it cannot be forgotten on one.
+token (docs/control-api.md, Guard). Knows paths by prefix only; does not know routes, so it cannot be forgotten on one.
 """
 
 from __future__ import annotations

@@ -41,6 +41,7 @@ from freetoken.core.errors import (
 )
 from freetoken.engine.loop import EngineLoop, StepRunner
 from freetoken.engine.scheduler.scheduler import Told
+from freetoken.engine.threads import wait_politely
 from freetoken.plan.choices import Resolved
 from freetoken.wire import channel, codec, translate
 from freetoken.wire.messages import (
@@ -97,6 +98,7 @@ def serve_engine(runtime: Path, assemble: Assemble) -> int:
 def assemble_model(path: Path, resolved: Resolved, report: Report, cancelled: Cancelled) -> Built:
     """assemble.assemble; torch is imported only now: the socket answers long before."""
     report("import", 0, 1, "steps")
+    wait_politely()
     from freetoken.engine.assemble import assemble
 
     report("import", 1, 1, "steps")

@@ -89,6 +89,9 @@ async def _inproc_backend(runner: Any, resolved: Any) -> Any:
 def inproc_peer(args: argparse.Namespace) -> Iterator[Generate]:
     import asyncio
 
+    from freetoken.engine.threads import wait_politely
+
+    wait_politely()
     from freetoken.catalog.checkpoint import open_checkpoint
     from freetoken.core.events import Failed, Tokens
     from freetoken.core.types import GenerateRequest, SamplingParams

@@ -97,9 +97,8 @@ def test_a_gguf_whose_counts_exceed_the_file_is_refused(serving: Person, tmp_pat
 
 
 @pytest.mark.parametrize("template", ["{{ raise_exception('only one question, please') }}", "endless"])
-def test_a_template_that_raises_or_never_ends_refuses_the_chat_and_no_more(
-    person: Person, tmp_path: Path, template: str
-) -> None:
+def test_a_template_that_raises_or_never_ends_refuses_the_chat_and_no_more(tmp_path: Path, template: str) -> None:
+    person = Person(tmp_path / "home")
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     folder = tiny("llama", tmp_path / "model", tokenizer=True)
     for file in folder.glob("chat_template*"):

@@ -261,7 +261,7 @@ def test_a_decoy_expert_changes_tokens_only_when_biased_in(
         outputs.append(driver.generate([driver.sequence(PROMPT)], 24)[0])
         if bias is not None:
             decoy = [layer[-1] for layer in driver.runner.expert_tokens()]
-            assert all(tokens == (37 + 23 if bias > 0 else 0) for tokens in decoy)
+            assert decoy == ([37 + 23] * 3 + [24] if bias > 0 else [0] * 4)
     assert outputs[0] == outputs[1] != outputs[2]
 
 
@@ -285,4 +285,5 @@ def test_every_step_is_counted_by_expert(tmp_path: Path) -> None:
     driver = _driver(_loaded(checkpoint, checkpoint.spec))
     driver.generate([driver.sequence(PROMPT)], 5, chunk=7)
     counts = driver.runner.expert_tokens()
-    assert len(counts) == 4 and all(len(layer) == 8 and sum(layer) == 2 * (37 + 4) for layer in counts)
+    assert [len(layer) for layer in counts] == [8] * 4
+    assert [sum(layer) for layer in counts] == [2 * (37 + 4)] * 3 + [2 * 5]  # the last layer: sampled tokens only

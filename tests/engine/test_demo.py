@@ -116,9 +116,22 @@ def test_the_real_model_sliced(tmp_path: Path) -> None:
     slice_gguf(source, tmp_path / "exact", _quiet, dtype=torch.float32)
     assert _distance(_logits(tmp_path / "exact", prompt), _logits(source, prompt)) < 1e-4
     slice_gguf(source, tmp_path / "demo", _quiet)
-    driver = Driver(engine(tmp_path / "demo").runner)
+    _same_greedy_tokens(tmp_path / "demo", oracle(tmp_path / "demo"), prompt)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(REAL is None, reason="FREETOKEN_TEST_DEMO names no GGUF file")
+def test_the_real_gguf_dense() -> None:
+    source = Path(str(REAL))
+    prompt = torch.randint(100, 40_000, (23,), generator=torch.Generator().manual_seed(2)).tolist()
+    _same_greedy_tokens(source, oracle(source.parent, gguf_file=source.name), prompt)
+
+
+def _same_greedy_tokens(path: Path, model: Any, prompt: list[int]) -> None:
+    """64 of them: transformers, given ours, would have chosen each."""
+    driver = Driver(engine(path).runner)
     ours = driver.sequence(prompt)
     driver.generate([ours], 64)
     with torch.no_grad():
-        logits = oracle(tmp_path / "demo")(torch.tensor([ours.tokens[:-1]])).logits[0, len(prompt) - 1 :]
+        logits = model(torch.tensor([ours.tokens[:-1]])).logits[0, len(prompt) - 1 :]
     assert logits.argmax(-1).tolist() == ours.output

@@ -47,15 +47,6 @@ def test_product_of_bf16_weights(rows: int, out: int) -> None:
     assert float((y - exact).abs().max() / exact.abs().max()) < rounding
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("rows", [1, 3, 5, 70])
-def test_sum_over_experts(rows: int, dtype: torch.dtype) -> None:
-    x, weight = _random(rows, 4, 24), _random(4, 10, 24, seed=1).to(dtype)
-    expected = torch.einsum("tei,eoi->to", x, weight.float())
-    exact = dtype == torch.float32 or rows > 3
-    torch.testing.assert_close(Product().sum_over_experts(x, weight), expected, rtol=0, atol=1e-4 if exact else 0.2)
-
-
 def test_scratch_does_not_leak_between_products() -> None:
     product, x = Product(), _random(5, 16)
     large, small = _random(9, 16, seed=1).bfloat16(), _random(3, 16, seed=2).bfloat16()

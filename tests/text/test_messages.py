@@ -15,7 +15,7 @@ def turn(role: str, content: Any, **more: Any) -> dict[str, Any]:
 
 
 def test_system_and_developer_messages_become_one_first_message() -> None:
-    """Templates raise when a system message is not first or comes twice (K4-18)."""
+    """Templates raise when a system message is not first or comes twice."""
     messages = [
         turn("system", "A"),
         turn("user", "u"),
@@ -27,14 +27,14 @@ def test_system_and_developer_messages_become_one_first_message() -> None:
 
 
 def test_neighbours_of_one_role_become_one_turn() -> None:
-    """user, user, user, assistant, assistant, assistant (K4-19); a system message between does not part them."""
+    """user, user, user, assistant, assistant, assistant; a system message between does not part them."""
     messages = [turn("user", "1"), turn("system", "S"), turn("user", "2"), turn("user", "3"), turn("assistant", "x"),
                 turn("assistant", None), turn("assistant", "y")]  # fmt: skip
     assert prepare(messages) == [turn("system", "S"), turn("user", "1\n2\n3"), turn("assistant", "x\ny")]
 
 
 def test_what_clients_send_back_is_cleaned() -> None:
-    """Reasoning fields, nulls and calls of an earlier answer (K4-21)."""
+    """Reasoning fields, nulls and calls of an earlier answer."""
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
     answer = turn("assistant", None, tool_calls=[call], reasoning_content="hm", thinking="hm", refusal=None, audio=None)
     later = turn("assistant", "done", tool_calls=None, function_call=None)

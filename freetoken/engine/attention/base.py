@@ -15,7 +15,7 @@ from torch import Tensor
 
 from freetoken.engine.kv.base import Keys, KvCache, Slots
 
-QUERY_BLOCK = 128  # rows: a causal chunk cut so skips most of the triangle that a mask would only hide
+QUERY_BLOCK = 128  # queries: a causal chunk cut so skips most of the triangle that a mask would only hide
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Block:
 
     rows: slice  # of the step's tokens
     keys: slice  # of the span's keys
-    mask: Tensor | None  # (queries, keys) f32, 0 or -inf; None: all are visible
+    mask: Tensor | None  # (queries * group, keys) f32, 0 or -inf; None: one query, which sees all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +49,23 @@ class Spans:
     def __init__(self, runs: Sequence[Run], page_size: int) -> None:
         self._runs, self._page_size = runs, page_size
         self._tables = [torch.tensor(run.pages) for run in runs]
-        self._by_window: dict[int | None, list[Span]] = {}
+        self._known: dict[tuple[int | None, int], list[Span]] = {}
         self.slots = _consecutive(torch.cat([self._slots(*pair) for pair in zip(runs, self._tables, strict=True)]))
 
-    def of(self, window: int | None) -> list[Span]:
-        """One span a sequence, in order of rows, holding just the pages that `window` lets its queries see."""
-        if window not in self._by_window:
+    def of(self, window: int | None, group: int) -> list[Span]:
+        """One span a sequence, in order of rows, holding just the pages that `window` lets its queries see. In masks,
+        each query stands for the `group` heads that share its keys."""
+        if (window, group) not in self._known:
             runs = zip(self._runs, self._tables, strict=True)
-            self._by_window[window] = [self._span(run, table, window) for run, table in runs]
-        return self._by_window[window]
+            self._known[window, group] = [self._span(run, table, window, group) for run, table in runs]
+        return self._known[window, group]
 
     def _slots(self, run: Run, table: Tensor) -> Tensor:
         positions = torch.arange(run.start, run.start + run.length)
         pages = table[positions.div(self._page_size, rounding_mode="floor")]
         return pages * self._page_size + positions % self._page_size  # (length) i64
 
-    def _span(self, run: Run, table: Tensor, window: int | None) -> Span:
+    def _span(self, run: Run, table: Tensor, window: int | None, group: int) -> Span:
         end = run.start + run.length
         first = 0 if window is None else max(0, run.start - window + 1)
         first_page, end_page = first // self._page_size, -(-end // self._page_size)
@@ -76,7 +77,7 @@ class Spans:
             first=skipped + (used[0] * self._page_size if consecutive else 0),
             count=end - first,
         )
-        return Span(keys, tuple(_blocks(run, first, window)))
+        return Span(keys, tuple(_blocks(run, first, window, group)))
 
 
 def _consecutive(slots: Tensor) -> Slots:
@@ -84,7 +85,7 @@ def _consecutive(slots: Tensor) -> Slots:
     return slice(first, first + count) if torch.equal(slots, torch.arange(first, first + count)) else slots
 
 
-def _blocks(run: Run, first_key: int, window: int | None) -> Iterator[Block]:
+def _blocks(run: Run, first_key: int, window: int | None, group: int) -> Iterator[Block]:
     """Blocks of `run`'s queries over keys that begin at position `first_key`."""
     for offset in range(0, run.length, QUERY_BLOCK):
         queries = min(QUERY_BLOCK, run.length - offset)
@@ -94,7 +95,7 @@ def _blocks(run: Run, first_key: int, window: int | None) -> Iterator[Block]:
         mask = None
         if queries > 1:
             seen = visible(start, queries, low, keys, window)
-            mask = torch.zeros(queries, keys).masked_fill_(~seen, float("-inf"))
+            mask = torch.zeros(queries, keys).masked_fill_(~seen, float("-inf")).repeat_interleave(group, 0)
         rows = slice(run.first_row + offset, run.first_row + offset + queries)
         yield Block(rows, slice(low - first_key, low - first_key + keys), mask)
 

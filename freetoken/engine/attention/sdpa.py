@@ -1,6 +1,6 @@
 """Attention through torch's fused scaled_dot_product_attention, on keys read in place where pages allow it.
 
-Grouped heads are never copied out: a decode's group becomes its query rows, a prefill's is an expanded view.
+Heads that share keys become query rows of one head, so keys are read once a group and never copied out for it.
 """
 
 from __future__ import annotations
@@ -30,19 +30,14 @@ def sdpa(q: Tensor, cache: KvCache, spans: list[Span], *, scale: float, sinks: T
 
 def _fused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, o: Tensor) -> None:
     """Fills o (queries, heads, head_dim) f32."""
-    queries, _, dim = q.shape
-    if mask is None:  # one query: its grouped heads are rows that see the same keys
-        rows = q.view(1, k.shape[0], -1, dim)  # (1, kv_heads, group, head_dim)
-        o.view(rows.shape).copy_(F.scaled_dot_product_attention(rows, k[None], v[None], scale=scale))
-        return
-    grouped = q.view(queries, k.shape[0], -1, dim).permute(1, 2, 0, 3)  # (kv_heads, group, queries, head_dim)
-    shared = (k.shape[0], grouped.shape[1], -1, -1)
-    found = F.scaled_dot_product_attention(
-        grouped, k[:, None].expand(shared), v[:, None].expand(shared), attn_mask=mask, scale=scale
-    )
-    o.view(queries, k.shape[0], -1, dim).copy_(found.permute(2, 0, 1, 3))
+    kv_heads, (queries, heads, dim) = k.shape[0], q.shape
+    group = heads // kv_heads
+    rows = q.view(queries, kv_heads, group, dim).transpose(0, 1).reshape(1, kv_heads, queries * group, dim)
+    found = F.scaled_dot_product_attention(rows, k[None], v[None], attn_mask=mask, scale=scale)
+    o.view(queries, kv_heads, group, dim).copy_(found.view(kv_heads, queries, group, dim).transpose(0, 1))
 
 
 def _with_sinks(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, sinks: Tensor) -> Tensor:
-    seen = torch.ones(q.shape[0], k.shape[1], dtype=torch.bool) if mask is None else mask == 0
-    return attention(q, k, v, seen, scale, sinks)
+    if mask is None:
+        return attention(q, k, v, torch.ones(1, k.shape[1], dtype=torch.bool), scale, sinks)
+    return attention(q, k, v, mask[:: mask.shape[0] // q.shape[0]] == 0, scale, sinks)

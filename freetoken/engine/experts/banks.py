@@ -1,4 +1,4 @@
-"""Every expert of one layer in host memory: one tensor a matrix, an expert's rows together.
+"""Every expert of one layer in host memory, one tensor a matrix.
 
 The gate and up matrices of an expert are neighbours, so one product gives both. Does not know who computes with them.
 """
@@ -22,10 +22,18 @@ class ExpertBank:
     down_bias: Tensor | None  # (experts, hidden) f32
 
     @classmethod
-    def allocate(cls, experts: int, hidden: int, width: int, *, bias: bool, dtype: torch.dtype) -> ExpertBank:
+    def allocate(
+        cls, experts: int, hidden: int, width: int, *, bias: bool, dtype: torch.dtype, together: bool = False
+    ) -> ExpertBank:
+        """An unfilled bank. `together`: every token takes every expert, so the down matrices lie side by side and one
+        product sums over all of them; else each expert's is one block of memory."""
+        if together:
+            down = torch.empty(hidden, experts, width, dtype=dtype).permute(1, 0, 2)
+        else:
+            down = torch.empty(experts, hidden, width, dtype=dtype)
         return cls(
             gate_up=torch.empty(experts, 2 * width, hidden, dtype=dtype),
-            down=torch.empty(experts, hidden, width, dtype=dtype),
+            down=down,
             gate_up_bias=torch.empty(experts, 2 * width) if bias else None,
             down_bias=torch.empty(experts, hidden) if bias else None,
         )

@@ -24,9 +24,9 @@ class Dispatch:
 
     def __call__(self, x: Tensor, pick: Tensor, weight: Tensor) -> Tensor:
         """x (tokens, hidden) f32, pick (tokens, top_k) i64 of distinct experts, weight (tokens, top_k) f32
-        -> sum over k of weight * expert(x), (tokens, hidden) f32."""
+        -> sum over k of weight * expert(x), (tokens, hidden) f32. Where all are picked, they come in their order."""
         if pick.shape[1] == self._bank.experts:
-            return self._all(x, torch.empty_like(weight).scatter_(1, pick, weight))
+            return self._all(x, weight)
         if x.shape[0] == 1:
             return self._one_token(x, pick, weight)
         return self._by_expert(x, pick, weight)
@@ -55,7 +55,7 @@ class Dispatch:
         """x (tokens, hidden) f32 -> that expert's output, (tokens, hidden) f32."""
         bank = self._bank
         bias = None if bank.gate_up_bias is None else bank.gate_up_bias[expert]
-        gate, up = self._product(x, bank.gate_up[expert], bias).split(bank.width, dim=-1)
+        gate, up = self._product(x, bank.gate_up[expert], bias, columns=True).split(bank.width, dim=-1)
         bias = None if bank.down_bias is None else bank.down_bias[expert]
         return self._product(self._glu(gate, up), bank.down[expert], bias)
 
@@ -63,8 +63,10 @@ class Dispatch:
         """Every expert on every token: one product for all gates and ups, no gathering. weight (tokens, experts)."""
         bank = self._bank
         bias = None if bank.gate_up_bias is None else bank.gate_up_bias.flatten()
-        wide = self._product(x, bank.gate_up.flatten(0, 1), bias).view(-1, bank.experts, 2, bank.width)
+        wide = self._product(x, bank.gate_up.flatten(0, 1), bias, columns=True)
+        wide = wide.view(-1, bank.experts, 2, bank.width)
         # the weight may go before the linear map: it is one number a token and expert
         inner = self._glu(wide[:, :, 0], wide[:, :, 1]).mul_(weight[..., None])  # (tokens, experts, width) f32
-        y = self._product.sum_over_experts(inner, bank.down)
+        side_by_side = bank.down.permute(1, 0, 2).flatten(1)  # (hidden, experts * width): a view of a bank `together`
+        y = self._product(inner.flatten(1), side_by_side)
         return y if bank.down_bias is None else y.add_(weight @ bank.down_bias)

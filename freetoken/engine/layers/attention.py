@@ -44,7 +44,8 @@ class AttentionLayer:
             rotation = inputs.rotations[spec.rope]
             q, k = rotation(q), rotation(k)
         cache.write(inputs.spans.slots, k, v if self._v_norm is None else self._v_norm(v))
-        o = self._attend(q, cache, inputs.spans.of(spec.window), scale=spec.scale, sinks=self._sinks).flatten(1)
+        spans = inputs.spans.of(spec.window, spec.heads // spec.kv_heads)
+        o = self._attend(q, cache, spans, scale=spec.scale, sinks=self._sinks).flatten(1)
         return self._o(o * parts["gate"].sigmoid() if spec.out_gate else o)
 
     def _heads(self, y: Tensor, heads: int, norm: Norm | None) -> Tensor:

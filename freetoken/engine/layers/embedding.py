@@ -23,6 +23,9 @@ class Embedding:
         return x if self._scale == 1.0 else x * self._scale
 
 
+SHARP = 256  # likeliest tokens whose logits are always exact
+
+
 class Head:
     """activations (rows, hidden) f32 -> logits (rows, vocab) f32."""
 
@@ -33,9 +36,18 @@ class Head:
         self._weight = embedding.weight if spec.tied else weights.rows({"head": vocab}, hidden)
 
     def __call__(self, x: Tensor) -> Tensor:
-        logits = self._product(x if self._norm is None else self._norm(x), self._weight)
+        x = x if self._norm is None else self._norm(x)
+        logits = self._product(x, self._weight)
+        if self._product.rounds(x, self._weight):
+            self._sharpen(logits, x)
         if self._spec.divisor != 1.0:
             logits = logits / self._spec.divisor
         if self._spec.softcap is not None:
             logits = torch.tanh(logits / self._spec.softcap) * self._spec.softcap
         return logits
+
+    def _sharpen(self, logits: Tensor, x: Tensor) -> None:
+        """Compute the best logits again in fp32: rounded to 8 bits, the likeliest tokens would tie."""
+        best = logits.topk(min(SHARP, logits.shape[1])).indices  # (rows, best) i64
+        exact = self._weight[best].float() @ x[:, :, None]  # (rows, best, 1) f32
+        logits.scatter_(1, best, exact[:, :, 0])

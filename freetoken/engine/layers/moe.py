@@ -11,7 +11,7 @@ from freetoken.catalog.spec import Routed, Router
 from freetoken.engine.experts.banks import ExpertBank
 from freetoken.engine.experts.dispatch import Dispatch
 from freetoken.engine.layers.mlp import activation
-from freetoken.engine.layers.module import Inputs, Weights
+from freetoken.engine.layers.module import Weights
 from freetoken.engine.layers.norm import optional_norm
 
 
@@ -22,6 +22,7 @@ class TopKRouter:
     def __init__(self, spec: Router, hidden: int, vocab: int, weights: Weights) -> None:
         self._spec = spec
         self._score = SCORES[spec.score]
+        self._everyone = torch.arange(spec.experts)
         self._norm = optional_norm(spec.norm, hidden, weights / "norm")
         self._weight = weights.vector("weight", spec.experts, hidden)
         self._bias = weights.vector("bias", spec.experts) if spec.bias else None
@@ -36,7 +37,7 @@ class TopKRouter:
             logits = logits * spec.logit_scale
         scores = self._score(logits)  # (tokens, experts) f32
         pick = self._choose(logits, scores, token_ids)
-        weight = scores.gather(1, pick)
+        weight = scores if spec.top_k == spec.experts else scores.gather(1, pick)
         if spec.renorm:
             weight = weight / (weight.sum(-1, keepdim=True) + 1e-20)
         if spec.scale != 1.0:
@@ -44,6 +45,8 @@ class TopKRouter:
         return pick, weight if self._expert_scale is None else weight * self._expert_scale[pick]
 
     def _choose(self, logits: Tensor, scores: Tensor, token_ids: Tensor) -> Tensor:
+        if self._spec.top_k == self._spec.experts:
+            return self._everyone.expand(len(logits), -1)
         if self._table is not None:
             return self._table[token_ids]
         # softmax scores underflow to ties where the logits that they keep the order of still differ
@@ -59,13 +62,20 @@ class RoutedFfn:
     def __init__(self, spec: Routed, hidden: int, vocab: int, weights: Weights) -> None:
         experts = spec.router.experts
         self._router = TopKRouter(spec.router, hidden, vocab, weights / "router")
-        bank = ExpertBank.allocate(experts, hidden, spec.width, bias=spec.bias, dtype=weights.dtype)
+        bank = ExpertBank.allocate(
+            experts,
+            hidden,
+            spec.width,
+            bias=spec.bias,
+            dtype=weights.dtype,
+            together=spec.router.top_k == experts,
+        )
         for name, view in bank.views():
             weights.assign(name, view)
         self._dispatch = Dispatch(bank, activation(spec.glu), weights.product)
         self.tokens = torch.zeros(experts, dtype=torch.long)  # (experts) i64: routed here since the load
 
-    def __call__(self, x: Tensor, source: Tensor, inputs: Inputs) -> Tensor:
-        pick, weight = self._router(source, inputs.token_ids)
+    def __call__(self, x: Tensor, source: Tensor, token_ids: Tensor) -> Tensor:
+        pick, weight = self._router(source, token_ids)
         self.tokens += torch.bincount(pick.flatten(), minlength=len(self.tokens))
         return self._dispatch(x, pick, weight)

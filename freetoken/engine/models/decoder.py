@@ -32,11 +32,11 @@ class FfnBranch:
             else RoutedFfn(spec.body, hidden, vocab, weights)
         )
 
-    def __call__(self, residual: Tensor, normed: Tensor, inputs: Inputs) -> Tensor:
-        """residual, normed (tokens, hidden) f32 -> (tokens, hidden) f32."""
+    def __call__(self, residual: Tensor, normed: Tensor, token_ids: Tensor) -> Tensor:
+        """residual, normed (tokens, hidden) f32, token_ids (tokens) i64 -> (tokens, hidden) f32."""
         source = residual if self._spec.source == "residual" else normed
         x = _normed(self._norm_in, source)
-        y = self._body(x) if isinstance(self._body, DenseFfn) else self._body(x, source, inputs)
+        y = self._body(x) if isinstance(self._body, DenseFfn) else self._body(x, source, token_ids)
         if self._mix is not None:
             y = y * self._mix(source).sigmoid()
         return _normed(self._norm_out, y)
@@ -61,12 +61,17 @@ class Block:
         self._post_ffn = optional_norm(spec.post_ffn, hidden, weights / "post_ffn")
         self._out_scale = weights.vector("out_scale", 1) if spec.out_scale else None  # (1) f32
 
-    def __call__(self, x: Tensor, inputs: Inputs, cache: KvCache) -> Tensor:
-        """x (tokens, hidden) f32, overwritten -> (tokens, hidden) f32."""
+    def __call__(self, x: Tensor, inputs: Inputs, cache: KvCache, rows: Tensor | None = None) -> Tensor:
+        """x (tokens, hidden) f32, overwritten -> (tokens, hidden) f32; of `rows` only, where given."""
         mixed = self._mixer(_normed(self._pre_mixer, x), inputs, cache)
         x = x.add_(_normed(self._post_mixer, mixed), alpha=self._scale)
+        token_ids = inputs.token_ids
+        if rows is not None:
+            x, token_ids = x[rows], token_ids[rows]
+            if not len(rows):
+                return x
         normed = _normed(self._pre_ffn, x)
-        first, *rest = (branch(x, normed, inputs) for branch in self.branches)
+        first, *rest = (branch(x, normed, token_ids) for branch in self.branches)
         x = x.add_(_normed(self._post_ffn, sum(rest, first)), alpha=self._scale)
         return x if self._out_scale is None else x.mul_(self._out_scale)
 
@@ -83,14 +88,16 @@ class Decoder:
     def __call__(self, inputs: Inputs, caches: Sequence[KvCache]) -> Tensor:
         """-> (rows, vocab) f32, the logits after each of `inputs.rows`; one cache a layer."""
         x = self._embed(inputs.token_ids)  # (tokens, hidden) f32
-        for block, cache in zip(self._blocks, caches, strict=True):
+        *blocks, last = zip(self._blocks, caches, strict=True)
+        for block, cache in blocks:
             x = block(x, inputs, cache)
-        if not len(inputs.rows):
-            return x.new_empty(0, self._vocab)
-        return self._head(x[inputs.rows])
+        # nothing reads the last feed-forward of a token whose logits nobody wants
+        block, cache = last
+        x = block(x, inputs, cache, inputs.rows)
+        return self._head(x) if len(x) else x.new_empty(0, self._vocab)
 
     def expert_tokens(self) -> tuple[tuple[int, ...], ...]:
-        """Tokens routed since the load, by routed layer and expert."""
+        """Tokens routed since the load, by routed layer and expert; in the last layer only those that are sampled."""
         return tuple(tuple(body.tokens.tolist()) for body in self._routed())
 
     def clear_counts(self) -> None:

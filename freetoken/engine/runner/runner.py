@@ -47,5 +47,5 @@ class Runner:
         del self._model, self._caches
 
     def expert_tokens(self) -> tuple[tuple[int, ...], ...]:
-        """Tokens routed since the load, by routed layer and expert."""
+        """Tokens routed since the load, by routed layer and expert; in the last layer only those that are sampled."""
         return self._model.decoder.expert_tokens()
