@@ -12,13 +12,14 @@ from freetoken.catalog.spec import Attention, Dense, LayerSpec, Mixer, ModelSpec
 from freetoken.core.units import Bytes
 
 FP32 = 4
+WIDENING = 4 << 20  # freetoken_kernels.reference.linear
 ELEMENT = {"float32": 4, "bfloat16": 2}
 
 
 def weight_bytes(spec: ModelSpec, dtype: str) -> Bytes:
-    """Resident weights: matrices in `dtype`, vectors (norms, biases, sinks) in fp32."""
-    shapes = expected(spec).values()
-    return Bytes(sum(prod(shape) * (ELEMENT[dtype] if len(shape) > 1 else FP32) for shape in shapes))
+    """Resident weights: matrices in `dtype`; routers and vectors (norms, biases, sinks) in fp32."""
+    shapes = expected(spec).items()
+    return Bytes(sum(prod(shape) * (FP32 if _stays_fp32(name, shape) else ELEMENT[dtype]) for name, shape in shapes))
 
 
 def expert_bytes(spec: ModelSpec, dtype: str) -> Bytes:
@@ -33,11 +34,11 @@ def kv_token_bytes(spec: ModelSpec) -> Bytes:
 
 
 def prefill_bytes(spec: ModelSpec, tokens: int, context: int, dtype: str) -> Bytes:
-    """The largest layer's activations for a chunk of `tokens` behind `context` cached tokens, plus the fp32 scratch
-    that the largest bf16 matrix is widened into."""
+    """The largest layer's activations for a chunk of `tokens` behind `context` cached tokens, plus the fp32
+    scratch that bf16 matrices are widened into, tile by tile."""
     activations = max(_layer_row_bytes(spec.hidden, layer) for layer in spec.layers) * tokens
     gathered = max(_mixer_token_bytes(layer.mixer) for layer in spec.layers) * context
-    return Bytes(activations + gathered + _scratch_bytes(spec, dtype))
+    return Bytes(activations + gathered + (WIDENING if dtype == "bfloat16" else 0))
 
 
 def logits_bytes(spec: ModelSpec, rows: int) -> Bytes:
@@ -68,8 +69,5 @@ def _body_row_width(body: Dense | Routed) -> int:
     return 3 * body.width + 3 * body.router.experts + 2 * body.router.top_k  # one expert at a time, and the routing
 
 
-def _scratch_bytes(spec: ModelSpec, dtype: str) -> int:
-    if dtype == "float32":
-        return 0
-    layers = max(prod(shape) for name, shape in expected(spec).items() if name.startswith("layers.") and len(shape) > 1)
-    return 3 * layers * FP32  # the q, k, v and gate, up projections are fused
+def _stays_fp32(name: str, shape: tuple[int, ...]) -> bool:
+    return len(shape) < 2 or ".router." in name

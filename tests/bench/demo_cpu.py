@@ -1,6 +1,6 @@
 """The demo model on this machine's CPU beside its peers, in one run: decode and prefill, medians and ratios.
 
-    demo_cpu.py --model FOLDER --gguf FILE.gguf [--llama-python PYTHON] [--rounds 3] [--json]
+    demo_cpu.py --model FOLDER --gguf FILE.gguf [--llama-python PYTHON] [--peers A,B] [--rounds 3] [--json]
 
 Peers, each a process of its own that is idle while another is measured; all take the same token ids:
     inproc         our engine, in process (engine.inproc), the demo folder: 8 experts a layer, all routed
@@ -184,31 +184,42 @@ def start(name: str, args: argparse.Namespace) -> subprocess.Popen[str]:
     return child
 
 
-def compare(args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Medians of every peer over the rounds."""
-    names = [name for name in PEERS if name != "llama.cpp" or args.llama_python]
+Rows = dict[str, list[dict[str, float]]]  # by peer, one row a round
+
+
+def compare(args: argparse.Namespace) -> Rows:
+    """Every peer's figures, round by round."""
+    names = [name for name in args.peers.split(",") if name != "llama.cpp" or args.llama_python]
     children = {name: start(name, args) for name in names}
-    results: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    rows: Rows = {name: [] for name in names}
     for number in range(args.rounds):
         for name, child in children.items():
             assert child.stdin is not None and child.stdout is not None
             print(1000 + 10 * number, file=child.stdin, flush=True)
-            results[name].append(json.loads(child.stdout.readline()))
-            print(f"round {number + 1} {name}: {results[name][-1]}", file=sys.stderr)
+            rows[name].append(json.loads(child.stdout.readline()))
+            print(f"round {number + 1} {name}: {rows[name][-1]}", file=sys.stderr)
     for child in children.values():
         child.communicate(timeout=60)
+    return rows
+
+
+def medians(rows: Rows) -> dict[str, dict[str, float]]:
+    """Each peer's median, and `x_*`: how many times its speed the first peer reaches, the median over the rounds'
+    own ratios, because the machine's speed drifts between rounds."""
+    first = next(iter(rows.values()))
     return {
-        name: {key: statistics.median(row[key] for row in rows) for key in rows[0]} for name, rows in results.items()
+        name: {key: statistics.median(row[key] for row in mine) for key in mine[0]}
+        | {f"x_{key}": statistics.median(a[key] / b[key] for a, b in zip(first, mine, strict=True)) for key in mine[0]}
+        for name, mine in rows.items()
     }
 
 
-def report(medians: dict[str, dict[str, float]]) -> None:
-    ours = medians["inproc"]
-    print(f"{'peer':<14}{'decode tok/s':>14}{'inproc is':>11}{'prefill tok/s':>15}{'inproc is':>11}")
-    for name, row in medians.items():
-        decode, prefill = row["decode_tok_s"], row["prefill_tok_s"]
-        times = f"{ours['decode_tok_s'] / decode:>10.2f}x", f"{ours['prefill_tok_s'] / prefill:>10.2f}x"
-        print(f"{name:<14}{decode:>14.1f}{times[0]}{prefill:>15.1f}{times[1]}")
+def report(figures: dict[str, dict[str, float]]) -> None:
+    first = next(iter(figures))
+    print(f"{'peer':<14}{'decode tok/s':>14}{f'{first} is':>12}{'prefill tok/s':>15}{f'{first} is':>12}")
+    for name, row in figures.items():
+        decode = f"{row['decode_tok_s']:>14.1f}{row['x_decode_tok_s']:>11.2f}x"
+        print(f"{name:<14}{decode}{row['prefill_tok_s']:>15.1f}{row['x_prefill_tok_s']:>11.2f}x")
 
 
 def main() -> None:
@@ -216,6 +227,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="the demo folder")
     parser.add_argument("--gguf", required=True, help="the GGUF file that the demo was made of")
     parser.add_argument("--llama-python", help="an interpreter that has llama-cpp-python")
+    parser.add_argument("--peers", default=",".join(PEERS), help="which, in this order")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--json", action="store_true")
@@ -225,11 +237,11 @@ def main() -> None:
     if args.peer:
         serve(args)
         return
-    medians = compare(args)
+    figures = medians(compare(args))
     if args.json:
-        print(json.dumps(medians))
+        print(json.dumps(figures))
     else:
-        report(medians)
+        report(figures)
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ class Dispatch:
         """x (tokens, hidden) f32 -> that expert's output, (tokens, hidden) f32."""
         bank = self._bank
         bias = None if bank.gate_up_bias is None else bank.gate_up_bias[expert]
-        gate, up = self._product(x, bank.gate_up[expert], bias, columns=True).split(bank.width, dim=-1)
+        gate, up = self._product(x, bank.gate_up[expert], bias).split(bank.width, dim=-1)
         bias = None if bank.down_bias is None else bank.down_bias[expert]
         return self._product(self._glu(gate, up), bank.down[expert], bias)
 
@@ -63,8 +63,7 @@ class Dispatch:
         """Every expert on every token: one product for all gates and ups, no gathering. weight (tokens, experts)."""
         bank = self._bank
         bias = None if bank.gate_up_bias is None else bank.gate_up_bias.flatten()
-        wide = self._product(x, bank.gate_up.flatten(0, 1), bias, columns=True)
-        wide = wide.view(-1, bank.experts, 2, bank.width)
+        wide = self._product(x, bank.gate_up.flatten(0, 1), bias).view(-1, bank.experts, 2, bank.width)
         # the weight may go before the linear map: it is one number a token and expert
         inner = self._glu(wide[:, :, 0], wide[:, :, 1]).mul_(weight[..., None])  # (tokens, experts, width) f32
         side_by_side = bank.down.permute(1, 0, 2).flatten(1)  # (hidden, experts * width): a view of a bank `together`

@@ -26,7 +26,7 @@ class DenseFfn:
     def __init__(self, spec: Dense, hidden: int, weights: Weights) -> None:
         self._width = spec.width
         self._glu = activation(spec.glu)
-        self._gate_up = Linear({"gate": spec.width, "up": spec.width}, hidden, weights, bias=spec.bias, columns=True)
+        self._gate_up = Linear({"gate": spec.width, "up": spec.width}, hidden, weights, bias=spec.bias)
         self._down = Linear({"down": hidden}, spec.width, weights, bias=spec.bias)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -33,17 +33,14 @@ class Product:
     def __init__(self) -> None:
         self._scratch = torch.empty(0)
 
-    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None, *, columns: bool = False) -> Tensor:
-        """x (tokens, in) f32, weight (out, in) f32 or bf16, bias (out) f32 -> (tokens, out) f32.
-
-        Contiguous; with `columns` it may lie column by column, as the product of many tokens comes out fastest.
-        """
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x (tokens, in) f32, weight (out, in) f32 or bf16, bias (out) f32 -> (tokens, out) f32, contiguous."""
         if weight.dtype == torch.float32:
-            y = _dense(x, weight, columns)
+            y = _dense(x, weight)
         elif self.rounds(x, weight):
             y = _by_row(x, weight)
         else:
-            y = self._widened(x, weight, columns)
+            y = self._widened(x, weight)
         return y if bias is None else y.add_(bias)
 
     @staticmethod
@@ -51,16 +48,16 @@ class Product:
         """Whether this product's results are rounded to bf16."""
         return weight.dtype != torch.float32 and x.shape[0] <= _LOOP_ROWS
 
-    def _widened(self, x: Tensor, weight: Tensor, columns: bool) -> Tensor:
+    def _widened(self, x: Tensor, weight: Tensor) -> Tensor:
         tokens, rows = x.shape[0], weight.shape[0]
         if weight.numel() <= _WHOLE:
-            return _dense(x, self._widen(weight), columns)
-        step = max(1, rows * _TILE // weight.numel())
-        if columns or tokens <= _FLAT_ROWS:
+            return _dense(x, self._widen(weight))
+        step = -(-rows // -(-weight.numel() // _TILE))  # equal tiles
+        if tokens <= _FLAT_ROWS:
             y = torch.empty(rows, tokens)  # (out, tokens) f32
             for start in range(0, rows, step):
                 torch.mm(self._widen(weight[start : start + step]), x.t(), out=y[start : start + step])
-            return y.t() if columns else y.t().contiguous()
+            return y.t().contiguous()
         y = torch.empty(tokens, rows)
         for start in range(0, rows, step):
             tile = self._widen(weight[start : start + step])
@@ -74,9 +71,7 @@ class Product:
         return self._scratch[: weight.numel()].view(weight.shape).copy_(weight)
 
 
-def _dense(x: Tensor, weight: Tensor, columns: bool) -> Tensor:
-    if x.shape[0] > 1 and columns:
-        return (weight @ x.t()).t()
+def _dense(x: Tensor, weight: Tensor) -> Tensor:
     if 1 < x.shape[0] <= _FLAT_ROWS:
         return (weight @ x.t()).t().contiguous()
     return F.linear(x, weight)
