@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +20,6 @@ from tests.fakes.driver import Driver, engine
 torch.set_num_threads(1)
 
 PROMPT = [4, 9, 77, 30, 12, 5, 120, 61, 8, 33, 99]
-REAL = os.environ.get("FREETOKEN_TEST_DEMO")  # a real Llama as GGUF, for the slow tests
 
 
 def _quiet(*_: object) -> None:
@@ -105,33 +103,3 @@ def test_an_existing_folder_and_a_damaged_file_have_their_codes(tmp_path: Path) 
     source.write_bytes(source.read_bytes()[:64])
     with pytest.raises((FileCorrupt, CheckpointError)):
         slice_gguf(source, tmp_path / "out", _quiet)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(REAL is None, reason="FREETOKEN_TEST_DEMO names no GGUF file")
-def test_the_real_model_sliced(tmp_path: Path) -> None:
-    """fp32 slices answer as the dense file does, and the bf16 folder as transformers does, 64 greedy tokens."""
-    source = Path(str(REAL))
-    prompt = torch.randint(100, 40_000, (23,), generator=torch.Generator().manual_seed(1)).tolist()
-    slice_gguf(source, tmp_path / "exact", _quiet, dtype=torch.float32)
-    assert _distance(_logits(tmp_path / "exact", prompt), _logits(source, prompt)) < 1e-4
-    slice_gguf(source, tmp_path / "demo", _quiet)
-    _same_greedy_tokens(tmp_path / "demo", oracle(tmp_path / "demo"), prompt)
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(REAL is None, reason="FREETOKEN_TEST_DEMO names no GGUF file")
-def test_the_real_gguf_dense() -> None:
-    source = Path(str(REAL))
-    prompt = torch.randint(100, 40_000, (23,), generator=torch.Generator().manual_seed(2)).tolist()
-    _same_greedy_tokens(source, oracle(source.parent, gguf_file=source.name), prompt)
-
-
-def _same_greedy_tokens(path: Path, model: Any, prompt: list[int]) -> None:
-    """64 of them: transformers, given ours, would have chosen each."""
-    driver = Driver(engine(path).runner)
-    ours = driver.sequence(prompt)
-    driver.generate([ours], 64)
-    with torch.no_grad():
-        logits = model(torch.tensor([ours.tokens[:-1]])).logits[0, len(prompt) - 1 :]
-    assert logits.argmax(-1).tolist() == ours.output

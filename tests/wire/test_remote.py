@@ -12,14 +12,12 @@ import pytest
 from freetoken import __version__
 from freetoken.core.errors import DeadlineExceeded, EngineDied, EngineProtocolError, UsageError
 from freetoken.core.events import Failed, Progress, Tokens
-from freetoken.core.ports import GenerationBackend
-from freetoken.engine.inproc import InprocBackend
 from freetoken.wire import channel, codec
 from freetoken.wire import messages as m
 from freetoken.wire.remote import RemoteEngine
 from freetoken.wire.rendezvous import Rendezvous
-from tests.fakes.process import PLAN, RESOLVED, collect, engine_process, load_events, request, run
-from tests.fakes.runner import FakeRunner, limits, oracle
+from tests.fakes.process import PLAN, collect, engine_process, load_events, request, run
+from tests.fakes.runner import oracle
 
 PROMPT = list(range(40))
 
@@ -272,29 +270,5 @@ def test_beats_and_stats_come_by_themselves(tmp_path: Path) -> None:
             assert engine.beat is beats[-1] and beats[-1].step_age_ms == 0
             assert engine.stats is stats[-1] and stats[-1].rss_bytes > 1 << 20
             await engine.close()
-
-    run(test)
-
-
-@pytest.mark.slow
-def test_a_stream_through_the_socket_takes_at_most_5_percent_longer_than_in_process(tmp_path: Path) -> None:
-    async def timed(backend: GenerationBackend) -> float:
-        best = float("inf")
-        for number in range(3):
-            began = time.perf_counter()
-            await collect(backend.generate(request(f"r{number}", [1], 300)))
-            best = min(best, time.perf_counter() - began)
-        return best
-
-    async def test() -> None:
-        runner = FakeRunner(16, 256, step_s=0.005)
-        async with InprocBackend(runner, limits(**RESOLVED)) as backend:
-            inproc_s = await timed(backend)
-        async with engine_process(tmp_path) as process:
-            engine = await process.loaded(step_s=0.005)
-            remote_s = await timed(engine)
-            await engine.close()
-        print(f"\n300 tokens: in process {inproc_s:.3f} s, through the socket {remote_s:.3f} s")
-        assert remote_s <= 1.05 * inproc_s
 
     run(test)
