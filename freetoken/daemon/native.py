@@ -12,8 +12,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-WINDOWS = sys.platform == "win32"
-
 
 class FileLock:
     """An advisory lock on a file, held by this process until release() or its end, however that comes."""

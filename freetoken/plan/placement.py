@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from freetoken.catalog.checkpoint import Checkpoint
@@ -130,7 +131,9 @@ class _Draft:
         ratio = self.requested.memory_ratio or MEMORY_RATIO
         return Bytes(max(0, min(int(ratio * self.machine.ram_free), self.machine.ram_free - RESERVE)))
 
+    @cached_property
     def fixed(self) -> tuple[LedgerLine, ...]:
+        """Every line but the KV pool's. Kept: it goes over the names of all tensors."""
         dtype, spec = self.weight_dtype, self.spec
         experts = memory.expert_bytes(spec, dtype)
         detail = f"{dtype}, {experts} of it routed experts" if experts else dtype
@@ -145,7 +148,7 @@ class _Draft:
 
     def room_tokens(self) -> int:
         """The largest KV pool beside everything else, in whole pages; may be 0."""
-        free = self.budget - sum(line.bytes for line in self.fixed())
+        free = self.budget - sum(line.bytes for line in self.fixed)
         pages = free // (memory.kv_token_bytes(self.spec) * PAGE) - 1  # one dummy page
         return max(0, pages) * PAGE
 
@@ -181,7 +184,7 @@ class _Draft:
         kv = LedgerLine(
             "kv_pages", Bytes((pages + 1) * PAGE * per_token), "computed", f"{pages} pages of {PAGE} tokens, 1 dummy"
         )
-        fixed = self.fixed()
+        fixed = self.fixed
         choices = self.choices(tokens)
         facts = {name: choice.value for name, choice in choices.items()}
         shrunk = self.asked_tokens() is None and tokens < self.wanted_tokens()
