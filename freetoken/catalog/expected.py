@@ -7,6 +7,8 @@ Does not know how files spell or pack any of it (names.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from freetoken.catalog import ngram
 from freetoken.catalog.spec import (
     Attention,
@@ -21,6 +23,7 @@ from freetoken.catalog.spec import (
     Pooled,
     Recurrent,
     Residual,
+    Routed,
     Router,
     SinkhornStreams,
     TokenTable,
@@ -29,13 +32,32 @@ from freetoken.catalog.spec import (
 Shapes = dict[str, tuple[int, ...]]
 
 
-def expected(spec: ModelSpec) -> Shapes:
-    """Canonical name -> shape."""
+def expected(spec: ModelSpec, layers: Iterable[int] | None = None) -> Shapes:
+    """Canonical name -> shape; of the frame and these `layers` only, where given."""
     names = _Names(spec)
     names.frame()
-    for number in range(len(spec.layers)):
+    for number in range(len(spec.layers)) if layers is None else layers:
         names.layer(number)
     return names.shapes
+
+
+def frame_shapes(spec: ModelSpec) -> Shapes:
+    """What is outside all layers."""
+    return expected(spec, ())
+
+
+def layer_shapes(spec: ModelSpec, number: int) -> Shapes:
+    """One layer without its routed experts: a thousand names less where only sizes are wanted."""
+    names = _Names(spec, experts=False)
+    names.layer(number)
+    return names.shapes
+
+
+def expert_shapes(spec: ModelSpec, body: Routed) -> Shapes:
+    """One expert, the names below its own."""
+    names = _Names(spec)
+    names.glu("", body.width, body.bias)
+    return {name.removeprefix("."): shape for name, shape in names.shapes.items()}
 
 
 def expert_count(spec: ModelSpec) -> int:
@@ -46,8 +68,8 @@ def expert_count(spec: ModelSpec) -> int:
 class _Names:
     """Collects names and shapes on a walk through the spec."""
 
-    def __init__(self, spec: ModelSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: ModelSpec, experts: bool = True) -> None:
+        self.spec, self.experts = spec, experts
         self.hidden = spec.hidden
         self.shapes: Shapes = {}
 
@@ -214,7 +236,7 @@ class _Names:
             self.glu(name, branch.body.width, branch.body.bias)
             return
         self.router(f"{name}.router", branch.body.router)
-        for expert in range(branch.body.router.experts):
+        for expert in range(branch.body.router.experts if self.experts else 0):
             self.glu(f"{name}.{expert}", branch.body.width, branch.body.bias)
 
     def router(self, name: str, router: Router) -> None:

@@ -73,7 +73,12 @@ class GgufHeader:
     version: int
     metadata: Mapping[str, Value]
     tensors: Mapping[str, TensorInfo]
-    file_bytes: int
+    file_bytes: int  # as it lies here
+
+    @property
+    def end(self) -> int:
+        """Where the last tensor ends: the size of the whole file."""
+        return max((tensor.offset + tensor.size for tensor in self.tensors.values()), default=0)
 
 
 def is_gguf(path: Path) -> bool:
@@ -82,17 +87,20 @@ def is_gguf(path: Path) -> bool:
         return file.read(len(_MAGIC)) == _MAGIC
 
 
-def read_gguf(path: Path) -> GgufHeader:
-    """Parse the header. Raises FileCorrupt with numbers, UnsupportedEncoding for a version or type not known."""
+def read_gguf(path: Path, *, whole: bool = True) -> GgufHeader:
+    """Parse the header. Raises FileCorrupt with numbers, UnsupportedEncoding for a version or type not known.
+
+    `whole` False: the file may end anywhere after its header.
+    """
     with path.open("rb") as file:
         size = path.stat().st_size
         if size < 24:
             raise FileCorrupt(f"{path.name} has {size} bytes: too short for a GGUF file", numbers={"found_bytes": size})
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _parse(path, _Cursor(data, path.name))
+            return _parse(path, _Cursor(data, path.name), whole)
 
 
-def _parse(path: Path, cursor: _Cursor) -> GgufHeader:
+def _parse(path: Path, cursor: _Cursor, whole: bool) -> GgufHeader:
     if cursor.take(4) != _MAGIC:
         raise FileCorrupt(f"{path.name} is no GGUF file: it does not begin with {_MAGIC.decode()}")
     version = cursor.scalar("I")
@@ -113,7 +121,7 @@ def _parse(path: Path, cursor: _Cursor) -> GgufHeader:
     for name, encoding, shape, offset in described:
         if name in tensors:
             raise cursor.corrupt(f"tensor {name} is there twice")
-        tensors[name] = _place(cursor, TensorInfo(name, encoding.name, shape, path, start + offset, 0))
+        tensors[name] = _place(cursor, TensorInfo(name, encoding.name, shape, path, start + offset, 0), whole)
     _refuse_overlaps(cursor, tensors)
     return GgufHeader(path, version, metadata, tensors, cursor.size)
 
@@ -131,13 +139,13 @@ def _describe(cursor: _Cursor) -> tuple[str, Encoding, tuple[int, ...], int]:
     return name, STORED[_TYPES[kind]], tuple(reversed(fastest_first)), offset
 
 
-def _place(cursor: _Cursor, tensor: TensorInfo) -> TensorInfo:
-    """The tensor with its size, checked against the file."""
+def _place(cursor: _Cursor, tensor: TensorInfo, whole: bool) -> TensorInfo:
+    """The tensor with its size, checked against the file where that is `whole`."""
     try:
         size = STORED[tensor.encoding].size(tensor.shape)
     except ValueError as fault:
         raise cursor.corrupt(f"tensor {tensor.name}: {fault}") from fault
-    if tensor.offset + size > cursor.size:
+    if whole and tensor.offset + size > cursor.size:
         end = tensor.offset + size
         raise FileCorrupt(
             f"{cursor.name} is truncated: it has {cursor.size} bytes, tensor {tensor.name} ends at byte {end}",

@@ -18,7 +18,7 @@ LIMIT = 100 << 20  # bytes; safetensors allows headers of up to 100 MB, everythi
 def read_object(path: Path, limit: int = LIMIT) -> JsonObject:
     """The object in a file. Raises FileCorrupt; OSError where the file cannot be read at all."""
     with path.open("rb") as file:
-        raw = file.read(limit + 1)
+        raw = file.read(min(limit, path.stat().st_size) + 1)  # a read takes room for all that it is asked for
     if len(raw) > limit:
         raise FileCorrupt(f"{path.name} is larger than {limit} bytes", numbers={"limit_bytes": limit})
     return parse_object(raw, path.name)

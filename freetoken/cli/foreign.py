@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from freetoken.core.errors import UsageError
 
 _ONE_DEVICE = "leave it out: this version runs on the CPU of one machine"
-_EXPERTS = "leave it out: on a CPU all experts stay in memory"
 _PLANNED = "leave it out: the plan chooses, and ft status shows what it chose"
 
 REPLACED = {
@@ -22,22 +21,16 @@ REPLACED = {
     "--max-model-len": "--max-seq-len-override",
     "--mem-fraction-static": "--memory-ratio",
     "--gpu-memory-utilization": "--memory-ratio",
-    "--kv-reserve-tokens": "--num-tokens",
     "--cuda-graph-max-bs": _ONE_DEVICE,
     "--tensor-parallel-size": _ONE_DEVICE,
     "--tp-size": _ONE_DEVICE,
     "--tp": _ONE_DEVICE,
     "--disable-pynccl": _ONE_DEVICE,
-    "--gpu": _ONE_DEVICE,
-    "--vram-limit": _ONE_DEVICE,
     "--ram": "--memory-ratio",
     "--attn": _PLANNED,
     "--attention-backend": _PLANNED,
     "--cache-type": "leave it out: the prefix cache is always a radix tree",
-    "--moe-backend": _EXPERTS,
-    "--moe-cache-size": _EXPERTS,
-    "--moe-cache-rate": _EXPERTS,
-    "--moe-cache-auto": _EXPERTS,
+    "--moe-cache-auto": "leave it out: the plan chooses the slots unless --moe-cache-size or --moe-cache-rate does",
     "--num-tokenizer": "leave it out: one tokenizer serves all requests",
     "--tokenizer-count": "leave it out: one tokenizer serves all requests",
     "--dummy-weight": "leave it out: weights are always those of the model",

@@ -22,11 +22,13 @@ if TYPE_CHECKING:
 VERBS = {
     "serve": "serve",
     "daemon": "daemon",
+    "plan": "plan",
     "load": "load",
     "unload": "load",
     "status": "status",
     "chat": "chat",
     "pull": "pull",
+    "doctor": "doctor",
 }
 
 

@@ -78,7 +78,13 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _fix_text(fix: Any) -> str:
-    if isinstance(fix, dict):
-        parts = (fix.get("title"), fix.get("action") if isinstance(fix.get("action"), str) else None)
-        return ": ".join(str(part) for part in parts if part)
-    return str(fix)
+    """A fix as one line: a changed option as the flags that a user can copy, with what they mean."""
+    if not isinstance(fix, dict):
+        return str(fix)
+    title = str(fix.get("title") or fix.get("id") or "")
+    flags = fix.get("set")
+    if not isinstance(flags, dict) or not flags:
+        return title
+    return " ".join(f"{flag} {value}" if value is not None else f"no {flag}" for flag, value in flags.items()) + (
+        f" ({title})" if title else ""
+    )

@@ -15,7 +15,7 @@ terminals are made from these fields elsewhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 Number = int | float | str
 
@@ -156,15 +156,50 @@ class LoadCancelled(ModelError):
 
 # ── does it fit ─────────────────────────────────────────────────────────────────────────────────────────────────────
 class PlanError(FreeTokenError):
+    """`plan` is the plan JSON of what was refused, for callers that want more than a sentence."""
+
     code, title, http_status, exit_code = "DOES_NOT_FIT", "The model does not fit this machine", 409, 6
+    plan: Mapping[str, Any] | None = None
+
+
+class CannotEstimate(PlanError):
+    code, title = "CANNOT_ESTIMATE", "The memory it needs is not known"
 
 
 class HostRamTooSmall(PlanError):
     code, title = "HOST_RAM_TOO_SMALL", "There is not enough memory"
 
 
+class WeightsDoNotFit(PlanError):
+    code, title = "WEIGHTS_DO_NOT_FIT", "The weights do not fit"
+
+
+class FixedPartDoesNotFit(PlanError):
+    code, title = "FIXED_PART_DOES_NOT_FIT", "What the model needs in any case does not fit"
+
+
 class KvTooLarge(PlanError):
     code, title = "KV_TOO_LARGE", "The context asked for does not fit"
+
+
+class ExpertCacheTooLarge(PlanError):
+    code, title = "EXPERT_CACHE_TOO_LARGE", "The expert slots asked for do not fit"
+
+
+class PrefillDoesNotFit(PlanError):
+    code, title = "PREFILL_DOES_NOT_FIT", "A prefill chunk does not fit"
+
+
+class RatioTooLow(PlanError):
+    code, title = "RATIO_TOO_LOW", "Too little of the free memory may be used"
+
+
+class RatioTooHigh(PlanError):
+    code, title = "RATIO_TOO_HIGH", "More memory was used than is there"
+
+
+class OtherProcessesHoldMemory(PlanError):
+    code, title = "OTHER_PROCESSES_HOLD_MEMORY", "Other programs hold the memory that it needs"
 
 
 # ── the engine ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -265,6 +300,8 @@ def leaves(root: type[FreeTokenError] = FreeTokenError) -> dict[str, type[FreeTo
     return found
 
 
-def from_code(code: str, detail: str, numbers: Mapping[str, Number] | None = None) -> FreeTokenError:
+def from_code(
+    code: str, detail: str, numbers: Mapping[str, Number] | None = None, fixes: Sequence[str] = ()
+) -> FreeTokenError:
     """The error that `code` names; EngineError for a code this build does not know."""
-    return leaves().get(code, EngineError)(detail, numbers=numbers)
+    return leaves().get(code, EngineError)(detail, numbers=numbers, fixes=fixes)

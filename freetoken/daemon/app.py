@@ -23,13 +23,14 @@ from freetoken.daemon.errors import MEDIA_TYPE, problem, unexpected
 from freetoken.daemon.events import Hub
 from freetoken.daemon.handlers.context import Context
 from freetoken.daemon.operations import Operations
+from freetoken.daemon.residuals import Residuals
 from freetoken.daemon.routes import ROUTES
 from freetoken.daemon.shelf import Shelf
 from freetoken.daemon.state import Identity
 from freetoken.daemon.store import Home
 from freetoken.daemon.supervisor.actor import Desk, Supervisor
 from freetoken.daemon.supervisor.host import Host
-from freetoken.daemon.supervisor.prepare import Parts
+from freetoken.daemon.supervisor.prepare import parts
 from freetoken.daemon.supervisor.view import engine_view
 from freetoken.settings.schema import Settings
 
@@ -63,8 +64,10 @@ def assemble(start: Start) -> Daemon:
     hub = Hub(start.identity.instance_id, lambda: snapshot(here))
     operations = Operations(start.home.operations, hub)
     shelf = Shelf(start.home.models)
-    supervisor = Supervisor(start.home, start.settings, Desk(hub, operations, shelf), Parts(start.worker))
-    here = Context(start.identity, hub, operations, supervisor, start.stop)
+    supervisor = Supervisor(
+        start.home, start.settings, Desk(hub, operations, shelf), parts(start.worker, Residuals(start.home.residuals))
+    )
+    here = Context(start.identity, hub, operations, supervisor, shelf, start.stop)
     host = Host(supervisor, shelf, start.settings.load_deadline_s)
     return Daemon(build_app(here, host), here)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from freetoken.core.errors import FreeTokenError
+from freetoken.core.errors import FreeTokenError, PlanError
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -15,6 +15,8 @@ MEDIA_TYPE = "application/problem+json"
 def problem(error: FreeTokenError, *, instance: str | None = None, request_id: str | None = None) -> dict[str, Any]:
     """`error` as the members of docs/control-api.md, Errors; `instance` is the path that was asked for."""
     wait_ms = None if error.retry_after_s is None else round(error.retry_after_s * 1000)
+    plan = error.plan if isinstance(error, PlanError) else None
+    texts = [{"id": f"{error.code.lower()}.{index}", "title": text} for index, text in enumerate(error.fixes)]
     return {
         "type": f"urn:freetoken:problem:{error.code.lower().replace('_', '-')}",
         "title": error.title,
@@ -27,8 +29,8 @@ def problem(error: FreeTokenError, *, instance: str | None = None, request_id: s
         "retry_after_ms": wait_ms,
         "param": error.param,
         "numbers": error.numbers,
-        "fixes": [{"id": f"{error.code.lower()}.{index}", "title": text} for index, text in enumerate(error.fixes)],
-    }
+        "fixes": texts if plan is None else [fix | {"action": {"options": fix["options"]}} for fix in plan["fixes"]],
+    } | ({} if plan is None else {"plan": plan})
 
 
 def unexpected(error: BaseException) -> FreeTokenError:

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from starlette.responses import Response
 
-from freetoken.daemon.handlers import daemon, engine, events, live, operations
+from freetoken.daemon.handlers import daemon, engine, events, live, operations, plans
 
 BASE = "/api/v1"
 
@@ -39,6 +39,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", f"{BASE}/engine", Scope.TOKEN, engine.show),
     Route("POST", f"{BASE}/engine/load", Scope.TOKEN, engine.load),
     Route("POST", f"{BASE}/engine/unload", Scope.TOKEN, engine.unload),
+    Route("POST", f"{BASE}/plans", Scope.TOKEN, plans.create),
     Route("GET", f"{BASE}/operations", Scope.TOKEN, operations.index),
     Route("GET", f"{BASE}/operations/{{id}}", Scope.TOKEN, operations.show),
     Route("POST", f"{BASE}/operations/{{id}}/cancel", Scope.TOKEN, operations.cancel),

@@ -43,6 +43,11 @@ class Shelf:
                 newest[row.id] = row
         return sorted(newest.values(), key=lambda row: row.id)
 
+    def locate(self, model: str) -> Shelved:
+        """The row of an id, or of the absolute path of a local folder or .gguf file. Raises ModelNotFound."""
+        path = Path(model)
+        return self.at(path) if path.is_absolute() else self.find(model)
+
     def find(self, model: str) -> Shelved:
         """The row of an id. Raises ModelNotFound with the ids that there are."""
         rows = self.rows()
@@ -61,8 +66,8 @@ class Shelf:
 
         Raises ModelNotFound where there is nothing at `path`.
         """
-        if not path.exists():
-            raise ModelNotFound(f"There is nothing at {path}.", param="model")
+        if not _is_there(path):
+            raise ModelNotFound(f"There is no folder or file at {path}.", param="model")
         name = re.sub(r"[^\w.-]+", "-", path.stem if path.suffix == ".gguf" else path.name, flags=re.ASCII)
         return Shelved(f"local/{name.strip('-.') or 'model'}", path, int(path.stat().st_mtime))
 
@@ -72,6 +77,13 @@ class Shelf:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         record = {"id": row.id, "source": {"path": str(row.path)}, "files": {}, "state": "complete"}
         store.write_json(folder / RECORD, record)
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        return path.is_dir() or path.is_file()
+    except OSError:  # a name that no file system takes, a folder that we may not look into
+        return False
 
 
 def _row(record: Path) -> Shelved | None:

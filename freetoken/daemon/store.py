@@ -52,13 +52,17 @@ class Home:
         return self.root / "logs"
 
     @property
+    def residuals(self) -> Path:
+        return self.root / "cache" / "residuals.json"
+
+    @property
     def operations(self) -> Path:
         return self.root / "operations.json"
 
 
 def open_home(root: Path) -> Home:
     """The folder, made where it is absent. Raises HomeNotOurs, having written nothing, if it belongs to another."""
-    _check_owner(root)
+    check_owner(root)
     home = Home(root)
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
     if not (root / MARK).exists():
@@ -95,7 +99,7 @@ def read_json(path: Path) -> Any | None:
         return None
 
 
-def _check_owner(root: Path) -> None:
+def check_owner(root: Path) -> None:
     if not root.exists():
         return
     fixes = (f"Move {root} away, or set FREETOKEN_HOME to another folder",)

@@ -36,7 +36,7 @@ class Engine:
     runner: Runner
     resolved: Resolved
     spec: ModelSpec
-    measured: dict[str, int | float | str]  # <phase>_s, weights_bytes, kv_bytes, rss_bytes
+    measured: dict[str, int | float | str]  # <phase>_s, weights_bytes, kv_bytes, rss_bytes, process_bytes
 
     def close(self) -> None:
         """Free weights and caches; the runner answers no more."""
@@ -68,8 +68,15 @@ def assemble(path: Path, resolved: Resolved, report: Report, cancelled: Callable
         "weights_bytes": model.weight_bytes,
         "kv_bytes": sum(cache.nbytes for cache in caches),
         "rss_bytes": psutil.Process().memory_info().rss,
+        "process_bytes": _own_bytes(),
     }
     return Engine(runner, resolved, checkpoint.spec, measured)
+
+
+def _own_bytes() -> int:
+    """Resident memory that is this process's alone: weight files that are mapped count for nobody."""
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - getattr(memory, "shared", 0))
 
 
 class _Stages:

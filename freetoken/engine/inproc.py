@@ -14,6 +14,7 @@ from freetoken.core.errors import EngineDied
 from freetoken.core.events import GenerationEvent
 from freetoken.core.types import GenerateRequest
 from freetoken.engine.loop import EngineLoop, StepRunner
+from freetoken.engine.paging.rules import Layout
 from freetoken.engine.scheduler.scheduler import Told
 from freetoken.plan.choices import Resolved
 from freetoken.wire.messages import Stats
@@ -28,7 +29,7 @@ class InprocBackend:
     def __init__(self, runner: StepRunner, resolved: Resolved) -> None:
         self.stats: Stats | None = None  # the latest, once a second
         self._event_loop = asyncio.get_running_loop()
-        self._loop = EngineLoop(runner, resolved, self._publish, self._keep)
+        self._loop = EngineLoop(runner, resolved, Layout(resolved.page_size), self._publish, self._keep)
         self._streams = Streams(self._loop.submit, self._loop.cancel)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()

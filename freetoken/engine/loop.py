@@ -1,8 +1,8 @@
 """Receive, schedule, run, publish: the one thread that computes.
 
 Commands come in from any thread; events leave through `publish`, once a step, on this thread. An allocation that fails
-ends the requests of its step and nothing else. Any other exception in a step ends the loop: every caller is told, then
-it is raised. Does not know sockets, event loops or tensors.
+makes the next step smaller and ends at most the one request that has no smaller step. Any other exception in a step
+ends the loop: every caller is told, then it is raised. Does not know sockets, event loops or tensors.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from freetoken.core.errors import EngineError, FreeTokenError, LifecycleBusy, Ou
 from freetoken.core.events import Failed
 from freetoken.core.ports import Clock
 from freetoken.core.types import GenerateRequest
+from freetoken.engine.paging.rules import Layout
 from freetoken.engine.scheduler.scheduler import Scheduler, Told
 from freetoken.engine.status import Meter
 from freetoken.engine.step import StepPlan, StepResult
@@ -27,10 +28,16 @@ REPORT_S = 1.0
 
 
 class StepRunner(Protocol):
-    """What computes a step (runner/, or a test's fake). A failed allocation raises OutOfMemory, MemoryError or
-    torch's RuntimeError."""
+    """What computes a step (runner/, or a test's fake)."""
 
-    def run(self, plan: StepPlan) -> StepResult: ...
+    def run(self, plan: StepPlan) -> StepResult:
+        """Compute `plan`. A failed allocation raises OutOfMemory, MemoryError or torch's RuntimeError.
+
+        Then the same positions are computed again in smaller steps. Keys and values may be written half, the retry
+        writes them anew; recurrent states must be as they were before the call, so whoever has them puts them back
+        before it raises.
+        """
+        ...
 
     def expert_tokens(self) -> tuple[tuple[int, ...], ...]:
         """Tokens routed so far, by routed layer and expert."""
@@ -47,6 +54,11 @@ class _Drain:
     deadline_s: float  # from now
 
 
+@dataclass(frozen=True, slots=True)
+class _Resize:
+    num_pages: int
+
+
 class _Report:
     """Asks for a report now."""
 
@@ -55,7 +67,7 @@ class _Stop:
     """Ends the loop."""
 
 
-_Command = GenerateRequest | _Cancel | _Drain | _Report | _Stop
+_Command = GenerateRequest | _Cancel | _Drain | _Resize | _Report | _Stop
 
 
 class EngineLoop:
@@ -65,12 +77,13 @@ class EngineLoop:
         self,
         runner: StepRunner,
         resolved: Resolved,
+        layout: Layout,
         publish: Callable[[Sequence[Told]], None],
         on_stats: Callable[[Stats], None] | None = None,
         clock: Clock = time,
     ) -> None:
         self._runner, self._publish, self._on_stats, self._clock = runner, publish, on_stats, clock
-        self._scheduler = Scheduler(resolved, clock)
+        self._scheduler = Scheduler(resolved, layout, clock)
         self._meter = Meter(self._scheduler, clock)
         self._inbox: queue.SimpleQueue[_Command] = queue.SimpleQueue()
         self._stopped = False
@@ -97,6 +110,13 @@ class EngineLoop:
     def drain(self, deadline_s: float) -> None:
         """Refuse new requests, cancel those left after `deadline_s`, report when none is left."""
         self._inbox.put(_Drain(deadline_s))
+
+    def resize(self, num_pages: int) -> None:
+        """The KV pool has `num_pages` pages from the next step on: those above are not touched any more.
+
+        Requests on them are put back and go on later; what can never fit any more fails.
+        """
+        self._inbox.put(_Resize(num_pages))
 
     def report(self) -> None:
         self._inbox.put(_Report())
@@ -154,6 +174,8 @@ class EngineLoop:
                 self._scheduler.cancel(request_id)
             case _Drain(deadline_s=deadline_s):
                 self._drain_until = self._clock.monotonic() + deadline_s
+            case _Resize(num_pages=num_pages):
+                self._scheduler.resize(num_pages)
             case _Report():
                 self._report_now()
             case _Stop():
@@ -175,7 +197,7 @@ class EngineLoop:
         except (OutOfMemory, MemoryError, RuntimeError) as error:
             if not _is_allocation(error):
                 raise
-            self._scheduler.abandon(_out_of_memory(plan, error))
+            self._scheduler.retry(plan, _out_of_memory(plan, error))
         else:
             self._scheduler.accept(plan, result)
         finally:
@@ -207,8 +229,10 @@ def _is_allocation(error: Exception) -> bool:
 def _out_of_memory(plan: StepPlan, error: Exception) -> OutOfMemory:
     if isinstance(error, OutOfMemory):
         return error
+    context = max(work.end for work in plan.work)
     return OutOfMemory(
-        f"Memory ran out in a step of {plan.tokens} tokens over {len(plan.work)} requests: close other programs, or "
-        "load the model with a smaller --max-prefill-length or --num-tokens.",
-        numbers={"tokens": plan.tokens, "requests": len(plan.work)},
+        f"Memory ran out in a step of {plan.tokens} tokens over {len(plan.work)} requests, at {context:,} tokens of "
+        "context, and no smaller step is possible: close other programs, or load the model with a smaller "
+        "--max-prefill-length or --num-tokens.",
+        numbers={"tokens": plan.tokens, "requests": len(plan.work), "context_tokens": context},
     )

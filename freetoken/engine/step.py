@@ -11,9 +11,12 @@ from dataclasses import dataclass, field
 from freetoken.core.types import GenerateRequest, SamplingParams, TokenLogprob
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
-    """The engine's own state of one request. Owned by the scheduler; the runner only reads it through Work."""
+    """The engine's own state of one request. Owned by the scheduler; the runner only reads it through Work.
+
+    Requests are compared by identity: an id may come back while its former owner's last step is still running.
+    """
 
     id: str
     prompt_len: int
@@ -25,7 +28,14 @@ class Request:
     max_len: int  # prompt + output may not grow past this many tokens
     computed: int = 0  # tokens whose KV is in pages (the prefix hit included)
     cached: int = 0  # prompt tokens found in the prefix cache at admission
-    pages: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)  # of the full pool
+    window: list[int] = field(default_factory=list)  # of the sliding-window pool, from its page `slid` on
+    slid: int = 0
+    state: int | None = None  # slot of its recurrent state
+    source: int | None = None  # snapshot that its next step starts from
+    saving: int | None = None  # snapshot that the running step leaves at its end
+    preempted: bool = False  # it ran, and was put back for want of pages
+    overtaken: int = 0  # later requests that started before it
 
     @classmethod
     def of(cls, request: GenerateRequest, *, now_s: float, deadline_s: float, max_len: int) -> Request:
@@ -46,6 +56,15 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class StateWork:
+    """What a work does to recurrent states. All are numbers of slots; snapshots have slots of their own."""
+
+    slot: int  # read and written
+    source: int | None = None  # snapshot to start from; None: what is in `slot`, or zero at position 0
+    saving: int | None = None  # snapshot to leave behind the last position
+
+
+@dataclass(frozen=True, slots=True)
 class Work:
     """One sequence's part of a step: compute positions start .. start + len(token_ids) - 1."""
 
@@ -57,6 +76,9 @@ class Work:
     sampling: SamplingParams
     history: tuple[int, ...] = ()  # all tokens so far; filled only where a penalty needs them
     prompt_len: int = 0  # history[prompt_len:] is the output
+    window: tuple[int, ...] = ()  # page table of the sliding-window pool, from its page `slid` on
+    slid: int = 0
+    state: StateWork | None = None  # where a mixer is recurrent
 
     @property
     def end(self) -> int:

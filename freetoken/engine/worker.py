@@ -40,6 +40,7 @@ from freetoken.core.errors import (
     OutOfMemory,
 )
 from freetoken.engine.loop import EngineLoop, StepRunner
+from freetoken.engine.paging.rules import Layout
 from freetoken.engine.scheduler.scheduler import Told
 from freetoken.engine.threads import wait_politely
 from freetoken.plan.choices import Resolved
@@ -236,7 +237,7 @@ class _Worker:
 
     def _compute(self, built: Built) -> None:
         assert self._ready is not None
-        engine = EngineLoop(built.runner, built.resolved, self._publish, self._post)
+        engine = EngineLoop(built.runner, built.resolved, Layout(built.resolved.page_size), self._publish, self._post)
         self._engine = engine
         self._post(self._ready)
         engine.report()

@@ -1,238 +1,328 @@
-"""Divide the memory: Requested and a machine in, a Plan out, with a reason for each choice. Pure.
+"""Requested and a machine in, a Plan out, with a reason for each choice. Pure.
 
-The ledger of a CPU engine: weights (all experts resident), KV pages, the transients of one step, a reserve. Explicit
-sizes are requirements; only defaults shrink. Does not know processes, files or formats for people (report.py).
+A machine with GPUs is planned for one of them, the one where the model fits best; without, for the CPU and the host's
+memory. Does not know processes, files or formats for people (report.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from typing import Literal
+from dataclasses import replace
 
 from freetoken.catalog.checkpoint import Checkpoint
-from freetoken.catalog.spec import ModelSpec
-from freetoken.core.errors import HostRamTooSmall, KvTooLarge, PlanError
+from freetoken.core.errors import SettingError
 from freetoken.core.units import Bytes
 from freetoken.plan import memory
-from freetoken.plan.choices import Requested, Resolved
-from freetoken.plan.hardware import Machine
+from freetoken.plan.choices import Choice, Requested, Resolved, Value
+from freetoken.plan.cost import PROMPT
+from freetoken.plan.diagnosis import diagnose
+from freetoken.plan.division import CONTEXT, FRAGMENTS, RUNNING, Division, Problem
+from freetoken.plan.fixes import Case
+from freetoken.plan.footprint import LINES, Basis, Footprint, Term
+from freetoken.plan.hardware import Gpu, Machine
+from freetoken.plan.ledger import Context, Diagnosis, Expected, Host, LedgerLine, Plan, Price, Verdict
 
-MEMORY_RATIO = 0.95
-RESERVE = Bytes(256 << 20)
-RUNTIME = Bytes(320 << 20)  # interpreter and torch, before any tensor
-RUNNING = 4
-PAGE = 16
-CHUNK = 512
-CONTEXT = 32_768  # tokens a request, by default
-MIN_CONTEXT = 2_048  # a default plan that leaves less is refused: an agent's first prompt would not fit
 MAX_QUEUED = 64
 QUEUE_DEADLINE_S = 600.0
-
-Verdict = Literal["fits", "fits_changed", "does_not_fit"]
-
-
-@dataclass(frozen=True, slots=True)
-class LedgerLine:
-    line: str
-    bytes: Bytes
-    basis: Literal["measured", "computed", "assumed"]
-    detail: str
+PINNED_MEMORY_LIMIT = "PINNED_MEMORY_LIMIT"
+CONTEXT_SHORTER = "CONTEXT_SHORTER_THAN_WINDOW"
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    value: int | float | str
-    source: Literal["requested", "default", "computed"]
-    reason: str
+def make_plan(
+    checkpoint: Checkpoint,
+    requested: Requested,
+    machine: Machine,
+    measured: Mapping[str, int] | None = None,
+) -> Plan:
+    """Decide everything that `requested` leaves open; what does not fit is a verdict, not an exception.
+
+    `measured` holds bytes of ledger lines that an earlier load of this model on this device was seen to take. Raises
+    SettingError for requests that contradict each other or the machine.
+    """
+    footprints = memory.footprints(checkpoint, "cuda" if machine.gpus else "cpu")
+    if measured:
+        footprints = {dtype: _with_measured(model, measured) for dtype, model in footprints.items()}
+    return plan_footprints(footprints, requested, machine)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What was decided and what it costs. `resolved` is None exactly where the verdict is does_not_fit."""
+def plan_footprints(footprints: Mapping[str, Footprint], requested: Requested, machine: Machine) -> Plan:
+    """As make_plan, of sizes by weight dtype, the default first."""
+    gpus: list[Gpu | None] = [gpu for gpu in machine.gpus if requested.gpu in (None, gpu.uuid)]
+    if requested.gpu is not None and not gpus:
+        there = ", ".join(gpu.uuid for gpu in machine.gpus) or "none"
+        raise SettingError(f"There is no GPU {requested.gpu}; this machine has {there}", param="gpu")
+    devices = gpus or [None]
+    return min((_plan(Case(footprints, machine, device), requested) for device in devices), key=_worse)
 
-    verdict: Verdict
-    code: str | None
-    machine: Machine
-    requested: Requested
-    resolved: Resolved | None
-    choices: Mapping[str, Choice]
-    ledger: tuple[LedgerLine, ...]
-    budget: Bytes
-    window_tokens: int
-    kv_token_bytes: Bytes
-    fixes: tuple[tuple[str, int | float | str], ...] = ()  # (flag, value) pairs that were re-planned and fit
-    numbers: Mapping[str, int] = field(default_factory=dict)
 
-    @property
-    def total(self) -> Bytes:
-        return Bytes(sum(line.bytes for line in self.ledger))
+def _worse(plan: Plan) -> tuple[bool, float]:
+    """Orders plans for several GPUs: what fits by speed, then what does not by how much is missing."""
+    turn_s = plan.expected.turn_s
+    return (plan.resolved is None, float(plan.shortfall) if turn_s is None else turn_s)
 
-    def error(self) -> PlanError | None:
-        """The refusal as an error with numbers and remedies, or None where the plan holds."""
-        if self.verdict != "does_not_fit":
-            return None
-        fixes = [f"{flag} {value}" for flag, value in self.fixes]
-        if self.code == KvTooLarge.code:
-            largest = self.numbers["largest_tokens"]
-            detail = (
-                f"{self.numbers['asked_tokens']:,} tokens of context were asked for; {largest:,} fit beside the rest"
-            )
-            return KvTooLarge(detail, numbers=self.numbers, fixes=fixes)
-        detail = f"Needs {self.total} of memory; {self.budget} may be used ({self.machine.ram_free} are free)"
-        return HostRamTooSmall(
-            detail, numbers=self.numbers, fixes=fixes or ("Close other programs or choose a smaller model",)
+
+def _plan(case: Case, requested: Requested) -> Plan:
+    problem = case.problem(requested)
+    _refuse_contradictions(problem)
+    division = None if problem.model.unknown else problem.solve()
+    shown = division or problem.least()
+    choices = _choices(case, problem, shown)
+    diagnosis = diagnose(case, requested) if division is None else None
+    context = _context(problem, division)
+    return Plan(
+        verdict=_verdict(problem, division),
+        machine=case.machine,
+        requested=requested,
+        resolved=Resolved(**{name: choice.value for name, choice in choices.items()}) if division else None,  # type: ignore[arg-type]
+        choices=choices,
+        ledger=_ledger(problem, shown),
+        budget=Bytes(problem.budget),
+        context=context,
+        expected=_expected(problem, division),
+        diagnosis=diagnosis,
+        notices=tuple(_notices(problem, division, context)) if division else (),
+        host=_host(problem, shown),
+    )
+
+
+def _refuse_contradictions(problem: Problem) -> None:
+    asked, experts = problem.requested, problem.experts
+    if problem.gpu is None:
+        for name in ("vram_limit", "gpu"):
+            if getattr(asked, name) is not None:
+                raise SettingError("There is no GPU here whose memory could be limited or chosen", param=name)
+        if asked.moe_backend == "offload":
+            raise SettingError("--moe-backend offload needs a GPU; on a CPU leave it out", param="moe_backend")
+    if not experts.count or problem.asked_slots is None:
+        return
+    if not any(problem.serves(backend) for backend in problem.asked_backends):
+        needed = experts.count if asked.moe_backend == "resident" else experts.least(problem.runnings[-1])
+        raise SettingError(
+            f"{problem.asked_slots:,} expert slots are too few: {asked.moe_backend} needs {needed:,}",
+            numbers={"asked_slots": problem.asked_slots, "needed_slots": needed},
+            param="moe_cache_size" if asked.moe_cache_size is not None else "moe_cache_rate",
         )
 
 
-def make_plan(checkpoint: Checkpoint, requested: Requested, machine: Machine) -> Plan:
-    """Decide everything that `requested` leaves open. Never raises for what does not fit: see Plan.error()."""
-    draft = _Draft(checkpoint.spec, checkpoint.dtype, requested, machine)
-    room = draft.room_tokens()
-    asked = draft.asked_tokens()
-    if asked is not None and asked > room >= PAGE:
-        fix = ("--num-tokens", room)
-        return draft.plan(asked, KvTooLarge.code, fixes=(fix,), numbers={"asked_tokens": asked, "largest_tokens": room})
-    if room < draft.least_tokens():
-        return draft.plan(draft.least_tokens(), HostRamTooSmall.code, fixes=draft.smaller())
-    wanted = asked if asked is not None else draft.wanted_tokens()
-    return draft.plan(min(wanted, room), None)
+def _verdict(problem: Problem, division: Division | None) -> Verdict:
+    if problem.model.unknown:
+        return "cannot_estimate"
+    if division is None:
+        return "does_not_fit"
+    fewer = problem.requested.max_running_requests is None and division.running < RUNNING[0]
+    shorter = problem.asked_pages is None and division.pages < problem.model.pages(_usual(problem, division))
+    return "fits_changed" if fewer or shorter else "fits"
 
 
-@dataclass(frozen=True)
-class _Draft:
-    """The decisions that do not depend on the size of the KV pool, and the arithmetic on it."""
+def _usual(problem: Problem, division: Division) -> int:
+    """Tokens of the default KV pool."""
+    return min(CONTEXT, problem.window) * division.running
 
-    spec: ModelSpec
-    checkpoint_dtype: str
-    requested: Requested
-    machine: Machine
 
-    @property
-    def weight_dtype(self) -> Literal["float32", "bfloat16"]:
-        return self.requested.dtype or ("bfloat16" if self.checkpoint_dtype == "BF16" else "float32")
+# ── the ledger ──────────────────────────────────────────────────────────────────────────────────────────────────────
+def _ledger(problem: Problem, division: Division) -> tuple[LedgerLine, ...]:
+    running, pages = division.running, division.pages
+    model, experts = problem.model, problem.experts
+    scratch = problem.scratch(division.chunk, division.staging, running, pages)
+    terms = [
+        *model.terms,
+        Term(
+            "kv_pages", (pages + 1) * model.page_bytes, detail=f"{pages:,} pages of {model.page_size} tokens, 1 dummy"
+        ),
+        Term("prefill_transient", scratch, detail=_scratch_detail(problem, division)),
+        Term("allocator", scratch // FRAGMENTS, basis="assumed", detail=f"1/{FRAGMENTS} of the transient in fragments"),
+        Term("other_processes", _held(problem), basis="measured", detail=_holders(problem)),
+        Term("reserve", problem.free - problem.budget, detail=f"never spent: ratio {problem.ratio:g}"),
+    ]
+    if experts.count:
+        of = f"{division.slots:,} of {experts.count:,} experts, {Bytes(experts.slot_bytes)} each"
+        terms.append(Term("expert_slots", division.slots * experts.slot_bytes, detail=of))
+    by_line = {line: [term for term in terms if term.line == line] for line in LINES}
+    return tuple(_line(line, found, running) for line, found in by_line.items() if any(t.bytes(running) for t in found))
 
-    @property
-    def running(self) -> int:
-        return self.requested.max_running_requests or RUNNING
 
-    @property
-    def window(self) -> int:
-        asked = self.requested.max_seq_len
-        return min(asked, self.spec.max_positions) if asked else self.spec.max_positions
+def _line(line: str, terms: list[Term], running: int) -> LedgerLine:
+    bases = {term.basis for term in terms if term.bytes(running)}
+    basis: Basis = "assumed" if "assumed" in bases else "computed" if "computed" in bases else "measured"
+    detail = "; ".join(dict.fromkeys(term.detail for term in terms if term.detail and term.bytes(running)))
+    return LedgerLine(line, Bytes(sum(term.bytes(running) for term in terms)), basis, detail)
 
-    @property
-    def chunk(self) -> int:
-        return self.requested.max_prefill_tokens or CHUNK
 
-    @property
-    def budget(self) -> Bytes:
-        ratio = self.requested.memory_ratio or MEMORY_RATIO
-        return Bytes(max(0, min(int(ratio * self.machine.ram_free), self.machine.ram_free - RESERVE)))
-
-    @cached_property
-    def fixed(self) -> tuple[LedgerLine, ...]:
-        """Every line but the KV pool's. Kept: it goes over the names of all tensors."""
-        dtype, spec = self.weight_dtype, self.spec
-        experts = memory.expert_bytes(spec, dtype)
-        detail = f"{dtype}, {experts} of it routed experts" if experts else dtype
-        rows = self.chunk + self.running  # a step may hold a whole chunk and a token of every running request
-        chunk = f"one step of {rows} tokens behind {self.window} cached"
-        return (
-            LedgerLine("weights", memory.weight_bytes(spec, dtype), "computed", detail),
-            LedgerLine("prefill_transient", memory.prefill_bytes(spec, rows, self.window, dtype), "computed", chunk),
-            LedgerLine("logits", memory.logits_bytes(spec, self.running), "computed", f"{self.running} rows"),
-            LedgerLine("allocator", RUNTIME, "assumed", "interpreter and libraries of the engine process"),
+def _scratch_detail(problem: Problem, division: Division) -> str:
+    tokens, context = division.chunk + division.running, problem.effective(division.pages)
+    parts = [f"{part.name} {Bytes(part.bytes(tokens, context))}" for part in problem.model.prefill]
+    if division.staging:
+        parts.append(
+            f"{division.staging} staged layers of experts {Bytes(division.staging * problem.experts.layer_bytes)}"
         )
+    return f"{tokens:,} tokens: " + ", ".join(parts) if parts else f"{tokens:,} tokens"
 
-    def room_tokens(self) -> int:
-        """The largest KV pool beside everything else, in whole pages; may be 0."""
-        free = self.budget - sum(line.bytes for line in self.fixed)
-        pages = free // (memory.kv_token_bytes(self.spec) * PAGE) - 1  # one dummy page
-        return max(0, pages) * PAGE
 
-    def asked_tokens(self) -> int | None:
-        asked = [_pages(self.requested.num_tokens or 0) * PAGE, (self.requested.num_pages or 0) * PAGE]
-        return max(asked) or None
+def _held(problem: Problem) -> int:
+    if problem.gpu:
+        return problem.gpu.vram_total - problem.gpu.vram_free
+    return problem.machine.ram_total - problem.machine.ram_free
 
-    def wanted_tokens(self) -> int:
-        return _pages(min(CONTEXT, self.window)) * PAGE * self.running
 
-    def least_tokens(self) -> int:
-        return self.asked_tokens() or _pages(min(MIN_CONTEXT, self.window)) * PAGE
+def _holders(problem: Problem) -> str:
+    holders = problem.gpu.holders if problem.gpu else ()
+    return (
+        ", ".join(f"{holder.name} (pid {holder.pid}) {holder.bytes}" for holder in holders) or "in use before the load"
+    )
 
-    def smaller(self) -> tuple[tuple[str, int | float | str], ...]:
-        """Single changes that make it fit, tried out."""
-        tried: list[tuple[str, int | float | str, Requested]] = []
-        if self.weight_dtype == "float32":
-            tried.append(("--dtype", "bfloat16", _with(self.requested, dtype="bfloat16")))
-        if self.chunk > 128:
-            tried.append(("--max-prefill-length", 128, _with(self.requested, max_prefill_tokens=128)))
-        drafts = [(flag, value, _Draft(self.spec, self.checkpoint_dtype, r, self.machine)) for flag, value, r in tried]
-        return tuple((flag, value) for flag, value, draft in drafts if draft.room_tokens() >= draft.least_tokens())
 
-    def plan(
-        self,
-        tokens: int,
-        code: str | None,
-        fixes: tuple[tuple[str, int | float | str], ...] = (),
-        numbers: Mapping[str, int] | None = None,
-    ) -> Plan:
-        per_token = memory.kv_token_bytes(self.spec)
-        pages = tokens // PAGE
-        kv = LedgerLine(
-            "kv_pages", Bytes((pages + 1) * PAGE * per_token), "computed", f"{pages} pages of {PAGE} tokens, 1 dummy"
+def _host(problem: Problem, division: Division) -> Host | None:
+    if problem.gpu is None:
+        return None
+    needed = problem.host_bytes(division.backend)
+    banks = 0 if division.backend == "resident" else problem.experts.count * problem.experts.bank_bytes
+    limit = problem.machine.pin_limit
+    wanted = banks if division.backend == "offload" else 0  # what the CPU computes is never pinned
+    pinned = wanted if limit is None else min(wanted, limit)
+    return Host(Bytes(needed), Bytes(problem.host_budget), Bytes(pinned), Bytes(banks - pinned))
+
+
+# ── context, speed, notices ─────────────────────────────────────────────────────────────────────────────────────────
+def _context(problem: Problem, division: Division | None) -> Context:
+    window, each = problem.model.window, problem.model.token_bytes
+    if division is None:
+        return Context(None, window, each)
+    effective = problem.effective(division.pages)
+    return Context(effective, window, each, _price(problem, division) if effective < problem.window else None)
+
+
+def _price(problem: Problem, division: Division) -> Price | None:
+    """What the whole window would cost, where it can be had."""
+    asked = replace(
+        problem.requested,
+        num_tokens=problem.window,
+        num_pages=None,
+        kv_reserve_tokens=None,
+        max_running_requests=division.running,
+    )
+    there = replace(problem, requested=asked)
+    found = there.solve()
+    if found is None:
+        return None
+    rate = 1 / problem.speed.decode_s(problem.part(found.slots), found.backend)
+    return Price(problem.window, division.slots - found.slots, rate)
+
+
+def _expected(problem: Problem, division: Division | None) -> Expected:
+    if division is None:
+        return Expected(None, None, None, None)
+    part = problem.part(division.slots)
+    prefill = problem.speed.prefill_s(division.chunk, division.staging, part, division.backend)
+    decode = problem.speed.decode_s(part, division.backend)
+    return Expected(1 / decode, PROMPT / prefill, problem.turn_s(division), "computed")
+
+
+def _notices(problem: Problem, division: Division, context: Context) -> list[Diagnosis]:
+    found = []
+    host = _host(problem, division)
+    if host and host.pageable and division.backend == "offload":
+        detail = (
+            f"{host.pinned} of the experts can be page-locked here; {host.pageable} stay pageable and are fetched "
+            "more slowly"
         )
-        fixed = self.fixed
-        choices = self.choices(tokens)
-        facts = {name: choice.value for name, choice in choices.items()}
-        shrunk = self.asked_tokens() is None and tokens < self.wanted_tokens()
-        fits: Verdict = "fits_changed" if shrunk else "fits"
-        return Plan(
-            verdict="does_not_fit" if code else fits,
-            code=code,
-            machine=self.machine,
-            requested=self.requested,
-            resolved=None if code else Resolved(**facts),  # type: ignore[arg-type]
-            choices=choices,
-            ledger=(fixed[0], kv, *fixed[1:]),
-            budget=self.budget,
-            window_tokens=self.spec.max_positions,
-            kv_token_bytes=per_token,
-            fixes=fixes,
-            numbers=numbers or {"budget_bytes": self.budget},
+        found.append(
+            Diagnosis(PINNED_MEMORY_LIMIT, detail, {"pinned_bytes": host.pinned, "pageable_bytes": host.pageable})
         )
+    if context.effective_tokens is not None and context.effective_tokens < context.window_tokens:
+        detail = (
+            f"A request may have {context.effective_tokens:,} of the {context.window_tokens:,} tokens of the model's "
+            "window"
+        )
+        numbers = {"effective_tokens": context.effective_tokens, "window_tokens": context.window_tokens}
+        found.append(Diagnosis(CONTEXT_SHORTER, detail, numbers))
+    return found
 
-    def choices(self, tokens: int) -> dict[str, Choice]:
-        asked = self.requested
-        threads = self.machine.cores
-        context = min(self.window, tokens)
-        pool = (
-            "asked for" if self.asked_tokens() else f"{self.running} requests of up to {CONTEXT} tokens, or what fits"
-        )
-        dtype = f"the checkpoint is {self.checkpoint_dtype}"
+
+# ── the choices ─────────────────────────────────────────────────────────────────────────────────────────────────────
+def _choices(case: Case, problem: Problem, division: Division) -> dict[str, Choice]:
+    asked, gpu = problem.requested, problem.gpu
+    pool = division.pages * problem.model.page_size
+    context = problem.effective(division.pages)
+    dtype = case.dtype(asked)
+    return {
+        "device": Choice("cuda" if gpu else "cpu", "computed", gpu.name if gpu else "the processor of this machine"),
+        "gpu": _choice(asked.gpu, gpu.uuid if gpu else "", "where the model fits best" if gpu else "none"),
+        "weight_dtype": _choice(asked.dtype, dtype, "as the checkpoint's largest part"),
+        "page_size": Choice(problem.model.page_size, "default", "tokens"),
+        "num_pages": _pages(problem, division),
+        "max_running_requests": _choice(asked.max_running_requests, division.running, _running(division)),
+        "max_prefill_tokens": _choice(asked.max_prefill_tokens, division.chunk, _chunk(problem, division)),
+        "max_seq_len": Choice(context, "computed", f"least of the window {problem.window:,} and the pool {pool:,}"),
+        "max_queued": _choice(
+            asked.max_queued, MAX_QUEUED if asked.max_queued is None else asked.max_queued, "default"
+        ),
+        "queue_deadline_s": _choice(asked.queue_deadline_s, asked.queue_deadline_s or QUEUE_DEADLINE_S, "default"),
+        "threads": _choice(asked.threads, asked.threads or problem.machine.cores, "physical cores"),
+        **_expert_choices(problem, division),
+        **_pools(problem, division),
+    }
+
+
+def _pools(problem: Problem, division: Division) -> dict[str, Choice]:
+    """Sizes of the pools that grow with running requests; a step's own rows of a window come on top."""
+    found = {}
+    for name, each in problem.model.resolved:
+        step = problem.model.pages(division.chunk + division.running) if name == "window_pages" else 0
+        reason = f"{each} for each running request" + (f" and {step} for a step" if step else "")
+        found[name] = Choice(each * division.running + step, "computed", reason)
+    return found
+
+
+def _expert_choices(problem: Problem, division: Division) -> dict[str, Choice]:
+    asked, experts, backend = problem.requested, problem.experts, division.backend
+    explicit = None if asked.moe_backend == "auto" else asked.moe_backend
+    if not experts.count:
+        reason = "memory holds every expert" if problem.gpu is None else "the model has no routed experts"
+        if asked.moe_cache_size is not None or asked.moe_cache_rate is not None:
+            reason += ", those asked for among them"
         return {
-            "device": Choice("cpu", "computed", "this build computes on the CPU"),
-            "weight_dtype": _choice(asked.dtype, self.weight_dtype, dtype),
-            "page_size": Choice(PAGE, "default", "tokens"),
-            "num_pages": Choice(tokens // PAGE, "requested" if self.asked_tokens() else "computed", pool),
-            "max_running_requests": _choice(asked.max_running_requests, self.running, "default"),
-            "max_prefill_tokens": _choice(asked.max_prefill_tokens, self.chunk, "default on a CPU"),
-            "max_seq_len": Choice(context, "computed", f"least of the window {self.window} and the pool {tokens}"),
-            "max_queued": _choice(asked.max_queued, asked.max_queued or MAX_QUEUED, "default"),
-            "queue_deadline_s": _choice(asked.queue_deadline_s, asked.queue_deadline_s or QUEUE_DEADLINE_S, "default"),
-            "threads": _choice(asked.threads, asked.threads or threads, "physical cores"),
+            "moe_backend": Choice("resident", "computed", reason),
+            "expert_slots": Choice(0, "computed", reason),
+            "staging_buffers": Choice(0, "computed", reason),
         }
+    sized = problem.asked_slots is not None
+    slots = f"of {experts.count:,}; at least {problem.least_slots(division.running, backend):,}"
+    best = "the shortest expected turn of those that fit"
+    return {
+        "moe_backend": _choice(explicit, backend, best),
+        "expert_slots": Choice(
+            division.slots, "requested" if sized else "computed", f"asked for, {slots}" if sized else slots
+        ),
+        "staging_buffers": Choice(division.staging, "computed", best),
+    }
 
 
-def _choice(asked: int | float | str | None, value: int | float | str, reason: str) -> Choice:
+def _pages(problem: Problem, division: Division) -> Choice:
+    if problem.asked_pages is not None:
+        return Choice(division.pages, "requested", "asked for")
+    usual = _usual(problem, division)
+    if division.pages * problem.model.page_size >= usual:
+        return Choice(
+            division.pages, "default", f"{division.running} requests of up to {min(CONTEXT, problem.window):,} tokens"
+        )
+    return Choice(division.pages, "computed", f"what is worth its price; {usual:,} tokens would be usual")
+
+
+def _running(division: Division) -> str:
+    return "default" if division.running == RUNNING[0] else f"{RUNNING[0]} would leave less context"
+
+
+def _chunk(problem: Problem, division: Division) -> str:
+    largest = problem.chunks[0]
+    return "the longest" if division.chunk == largest else f"{largest:,} would take memory that is worth more elsewhere"
+
+
+def _choice(asked: Value | None, value: Value, reason: str) -> Choice:
     return Choice(value, "requested", "asked for") if asked is not None else Choice(value, "default", reason)
 
 
-def _pages(tokens: int) -> int:
-    return -(-tokens // PAGE)
-
-
-def _with(requested: Requested, **changes: object) -> Requested:
-    return Requested(**{**asdict(requested), **changes})
+def _with_measured(model: Footprint, measured: Mapping[str, int]) -> Footprint:
+    """`model` with the lines in `measured` as they were seen, in place of what was worked out for them."""
+    kept = tuple(term for term in model.terms if term.line not in measured)
+    seen = tuple(Term(line, size, basis="measured", detail="seen in the last load") for line, size in measured.items())
+    return replace(model, terms=kept + seen)

@@ -54,11 +54,17 @@ class Knob:
             self._check_bounds(value)
         return value
 
+    def shown(self, value: float) -> str:
+        """A number of this knob for people: sizes in binary multiples."""
+        return str(Bytes(value)) if self.kind == "bytes" else f"{value:g}"
+
     def _check_bounds(self, value: float) -> None:
         low, high = self.minimum, self.maximum
         if (low is not None and value < low) or (high is not None and value > high):
-            wanted = f"between {low:g} and {high:g}" if None not in (low, high) else f"at least {low:g}"
-            raise ValueError(f"{value:g} is out of range: it must be {wanted}{' ' + self.unit if self.unit else ''}")
+            least = self.shown(low or 0)
+            wanted = f"at least {least}" if high is None else f"between {least} and {self.shown(high)}"
+            unit = f" {self.unit}" if self.unit else ""
+            raise ValueError(f"{self.shown(value)} is out of range: it must be {wanted}{unit}")
 
 
 def _int(raw: object) -> int:
@@ -116,7 +122,7 @@ def _origins(raw: object) -> tuple[str, ...]:
 _PARSERS: dict[Kind, Callable[[Any], Value]] = {
     "int": _int,
     "float": _float,
-    "bytes": lambda raw: Bytes.parse(raw) if isinstance(raw, str) else Bytes(_int(raw)),
+    "bytes": lambda raw: int(Bytes.parse(raw)) if isinstance(raw, str) else _int(raw),
     "seconds": lambda raw: float(Seconds.parse(raw)) if isinstance(raw, str) else _float(raw),
     "str": _str,
     "path": lambda raw: Path(_str(raw)).expanduser() if isinstance(raw, str) else Path(raw),
@@ -237,6 +243,39 @@ class Settings:
         flag="--num-pages",
         minimum=1,
     )
+    kv_reserve_tokens: int | None = knob(
+        "int",
+        None,
+        "Least size of the KV pool in tokens; --num-tokens sets it exactly.",
+        scope="load",
+        unit="tokens",
+        flag="--kv-reserve-tokens",
+        minimum=16,
+    )
+    moe_backend: str | None = knob(
+        "str",
+        None,
+        "Where experts are computed: all in VRAM, misses fetched, or misses on the CPU.",
+        scope="load",
+        flag="--moe-backend",
+        choices=("auto", "resident", "offload", "cpu"),
+    )
+    moe_cache_size: int | None = knob(
+        "int", None, "Experts kept in VRAM, over all layers.", scope="load", flag="--moe-cache-size", minimum=0
+    )
+    moe_cache_rate: float | None = knob(
+        "float",
+        None,
+        "The same as a part of all experts.",
+        scope="load",
+        flag="--moe-cache-rate",
+        minimum=0,
+        maximum=1,
+    )
+    vram_limit: int | None = knob(
+        "bytes", None, "Most VRAM that may be used.", scope="load", flag="--vram-limit", minimum=1 << 20
+    )
+    gpu: str | None = knob("str", None, "UUID of the GPU to use.", scope="load", flag="--gpu")
     dtype: str | None = knob(
         "str",
         None,

@@ -101,7 +101,7 @@ def inproc_peer(args: argparse.Namespace) -> Iterator[Generate]:
     from freetoken.plan.placement import make_plan
 
     plan = make_plan(open_checkpoint(Path(args.model)), Requested(threads=args.threads), snapshot())
-    assert plan.resolved is not None, plan.error()
+    assert plan.resolved is not None, plan.diagnosis
     engine = assemble(Path(args.model), plan.resolved, lambda *_: None, lambda: False)
     loop = asyncio.new_event_loop()
     backend = loop.run_until_complete(_inproc_backend(engine.runner, plan.resolved))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from freetoken.catalog.safetensors import INDEX, read_file, read_folder
+from freetoken.catalog.safetensors import INDEX, outline, read_file, read_folder
 from freetoken.core import errors
 
 WEIGHTS = {"a": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.ones(5, dtype=torch.bfloat16)}
@@ -211,12 +211,19 @@ def only_typed_errors(read: Callable[[], object]) -> None:
     assert peak < 4 << 20
 
 
+def look_at_all(folder: Path) -> None:
+    for header in outline(folder).headers:
+        for name in header.entries:
+            header.tensor(name)
+
+
 @FUZZ
 @given(st.binary(max_size=64))
 @example(b"\0" * 8)
 def test_any_bytes(tmp_path: Path, raw: bytes) -> None:
     (tmp_path / "x.safetensors").write_bytes(raw)
     only_typed_errors(lambda: read_file(tmp_path / "x.safetensors"))
+    only_typed_errors(lambda: look_at_all(tmp_path))
 
 
 @FUZZ
@@ -224,6 +231,7 @@ def test_any_bytes(tmp_path: Path, raw: bytes) -> None:
 def test_any_header(tmp_path: Path, header: dict[str, Any], size: int) -> None:
     file = write(tmp_path / "x.safetensors", header, bytes(size))
     only_typed_errors(lambda: read_file(file))
+    only_typed_errors(lambda: look_at_all(tmp_path))
 
 
 @FUZZ
@@ -236,3 +244,11 @@ def test_a_valid_file_with_some_bytes_changed(tmp_path: Path, data: st.DataObjec
         raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
     file.write_bytes(raw[: data.draw(st.integers(0, len(raw)))])
     only_typed_errors(lambda: read_file(file))
+    only_typed_errors(lambda: look_at_all(tmp_path))
+
+
+@FUZZ
+@given(JSON | st.dictionaries(st.sampled_from(["weight_map", "metadata", "x"]), JSON, max_size=3))
+def test_any_index(tmp_path: Path, index: object) -> None:
+    (tmp_path / INDEX).write_text(json.dumps(index))
+    only_typed_errors(lambda: look_at_all(tmp_path))

@@ -27,7 +27,7 @@ class House:
         self.batches: list[Sequence[Told]] = []
         self.stats: list[Stats] = []
         self.error: Exception | None = None
-        self.loop = EngineLoop(runner, limits(**changes), self._hear, self.stats.append)
+        self.loop = EngineLoop(runner, limits(**changes), runner.layout, self._hear, self.stats.append)
         self.thread = threading.Thread(target=self._run)
 
     def _run(self) -> None:
@@ -135,7 +135,7 @@ def test_any_other_error_tells_every_caller_and_ends_the_loop(error: Exception) 
 
 
 def test_cancel_is_heard_between_steps_and_frees_everything() -> None:
-    with house(FakeRunner(num_pages=2000, step_s=0.005), num_pages=2000, max_seq_len=8000) as h:
+    with house(FakeRunner(limits=limits(num_pages=2000), step_s=0.005), num_pages=2000, max_seq_len=8000) as h:
         h.loop.submit(request("a", [1, 2, 3], 5000))
         h.wait(lambda: len(h.said.get("a", [])) > 3)
         began = time.monotonic()

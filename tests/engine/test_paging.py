@@ -8,7 +8,8 @@ from freetoken.core.types import SamplingParams
 from freetoken.engine.paging.blocks import PageFault, PagePool
 from freetoken.engine.paging.manager import PageManager
 from freetoken.engine.paging.prefix import PrefixTree
-from freetoken.engine.paging.rules import RULES, Paged
+from freetoken.engine.paging.rules import Demand, Layout
+from freetoken.engine.paging.shelf import Shelf
 from freetoken.engine.step import Request
 
 
@@ -92,7 +93,7 @@ def test_a_page_is_free_again_only_after_its_last_user_and_the_cache() -> None:
 
 
 def test_rules_count_pages_and_leave_the_last_prompt_token_to_compute() -> None:
-    rule = RULES["attention"](16)
+    rule = Layout(16)
     assert [rule.pages(tokens) for tokens in (0, 1, 16, 17)] == [0, 1, 1, 2]
     assert [rule.whole(tokens) for tokens in (15, 16, 33)] == [0, 1, 2]
     assert [rule.hit(tokens) for tokens in (1, 16, 17, 1000)] == [0, 0, 1, 62]
@@ -154,7 +155,7 @@ def test_touching_prefixes_for_ever_does_not_grow_the_tree() -> None:
 
 
 def test_a_second_request_takes_the_pages_of_the_first_and_computes_the_rest() -> None:
-    manager = PageManager(16, Paged(4))
+    manager = PageManager(Layout(4), Demand(16))
     first = compute(manager, list(range(10)))
     manager.publish(first)
     second = request([*range(8), 99])
@@ -169,7 +170,7 @@ def test_a_second_request_takes_the_pages_of_the_first_and_computes_the_rest() -
 
 
 def test_two_that_computed_the_same_share_one_copy_afterwards() -> None:
-    manager = PageManager(16, Paged(4))
+    manager = PageManager(Layout(4), Demand(16))
     twins = [request(list(range(9))) for _ in range(2)]
     for twin in twins:
         manager.attach(twin)
@@ -183,7 +184,7 @@ def test_two_that_computed_the_same_share_one_copy_afterwards() -> None:
 
 
 def test_advance_skips_what_another_has_computed_since() -> None:
-    manager = PageManager(16, Paged(4))
+    manager = PageManager(Layout(4), Demand(16))
     late = request(list(range(13)))
     manager.attach(late)
     assert manager.fill(late)
@@ -197,11 +198,75 @@ def test_advance_skips_what_another_has_computed_since() -> None:
 
 
 def test_cached_pages_give_way_and_the_answer_is_no_when_they_are_not_enough() -> None:
-    manager = PageManager(4, Paged(4))
+    manager = PageManager(Layout(4), Demand(4))
     manager.release(compute(manager, list(range(12))))
     assert (manager.free, manager.cached, manager.available) == (1, 3, 4)
     big = request(list(range(100, 116)))
     manager.attach(big)
     assert manager.fill(big) and (manager.free, manager.cached) == (0, 0)
     big.computed = 16
-    assert not manager.extend(big) and len(big.pages) == 4
+    assert not manager.extend(big, 1) and len(big.pages) == 4
+
+
+def test_a_pool_shrinks_only_below_what_is_used_and_grows_again() -> None:
+    pool = PagePool(6)
+    low, high = pool.take(2), pool.take(2)
+    with pytest.raises(PageFault):
+        pool.resize(3)
+    assert (pool.total, pool.free) == (6, 2)
+    pool.release(high)
+    pool.resize(3)
+    assert (pool.total, pool.free) == (3, 1) and pool.take(1) == [2]
+    pool.resize(5)
+    assert pool.take(2) == [3, 4] and pool.free == 0
+    pool.release(low)
+    assert pool.free == 2
+
+
+def test_a_shrunken_tree_forgets_pages_that_are_gone_and_all_that_hangs_on_them() -> None:
+    gone: list[int] = []
+    pool = PagePool(6)
+    tree = PrefixTree(pool, 1, gone.append)
+    pages = pool.take(6)
+    tree.insert([1, 2, 3], [pages[0], pages[5], pages[1]])  # page 1 hangs on page 5
+    tree.insert([7, 8], [pages[2], pages[3]])
+    pool.release(pages)
+    tree.vacate(4)
+    pool.resize(4)
+    assert gone == [1, 5] and pool.free + pool.evictable == 4
+    assert tree.match([1, 2, 3], 9) == [0] and tree.match([7, 8], 9) == [2, 3]
+    tree.evict(3)
+    assert pool.free == 4 and len(tree) == 0
+
+
+def test_a_shelf_gives_up_what_was_used_longest_ago_and_nothing_that_is_in_use() -> None:
+    shelf = Shelf(3)
+    for page in (10, 11, 12):
+        (entry,) = shelf.take(1)
+        shelf.keep(page, entry)
+        shelf.pool.release([entry])
+    shelf.touch(10)
+    shelf.pool.share([1])  # of page 11
+    assert shelf.available == 2
+    assert shelf.take(1) == [2] and shelf.get(12) is None
+    assert shelf.take(1) == [0] and shelf.get(10) is None
+    assert shelf.get(11) == 1 and shelf.available == 0
+    with pytest.raises(PageFault):
+        shelf.drop(11)
+
+
+def test_a_window_prefix_needs_every_page_of_its_tail() -> None:
+    manager = PageManager(Layout(2, window=4), Demand(16, window=8))
+    tokens = list(range(9))
+    first = request(tokens[:8])
+    manager.attach(first)
+    assert manager.fill(first) and manager.extend(first, 8) == 8
+    first.computed = 8
+    manager.release(first)
+    assert manager._window is not None
+    for evicted, hit in ((0, 8), (2, 8), (1, 0)):  # the position behind 8 sees 5 .. 7, which lie in the last two pages
+        manager._window.shelf.take(evicted + manager._window.shelf.pool.free)
+        second = request(tokens)
+        manager.attach(second)
+        assert (second.computed, len(second.window)) == (hit, hit // 4)
+        manager.detach(second)

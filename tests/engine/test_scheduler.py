@@ -2,84 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
 
 from freetoken.core import errors
-from freetoken.core.events import Failed, GenerationEvent, Progress, Tokens
-from freetoken.core.types import FinishReason, GenerateRequest, SamplingParams
-from freetoken.engine.paging.rules import Paged
+from freetoken.core.events import Failed, Progress, Tokens
+from freetoken.core.types import FinishReason
+from freetoken.engine.paging.rules import Demand, Layout
 from freetoken.engine.scheduler.admission import demand
-from freetoken.engine.scheduler.scheduler import Scheduler
-from freetoken.engine.step import StepPlan
-from tests.fakes.runner import FakeRunner, limits, oracle
-
-
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def time(self) -> float:
-        return self.now
-
-
-@dataclass
-class Bench:
-    """A scheduler, its runner, and everything it said, by request."""
-
-    changes: dict[str, object] = field(default_factory=dict)
-    vocab: int = 1000
-
-    def __post_init__(self) -> None:
-        resolved = limits(**self.changes)
-        self.clock = Clock()
-        self.scheduler = Scheduler(resolved, self.clock)
-        self.runner = FakeRunner(resolved.page_size, resolved.num_pages, self.vocab, keep_plans=True)
-        self.said: dict[str, list[GenerationEvent]] = {}
-
-    def submit(self, name: str, prompt: list[int], most: int | None = 8, **more: object) -> None:
-        eos = tuple(more.pop("eos_ids", ()))  # type: ignore[arg-type]
-        deadline = more.pop("deadline_ms", None)
-        sampling = SamplingParams(max_tokens=most, **more)  # type: ignore[arg-type]
-        self.scheduler.submit(GenerateRequest(name, tuple(prompt), sampling, eos, deadline))  # type: ignore[arg-type]
-
-    def step(self) -> StepPlan | None:
-        plan = self.scheduler.next_plan()
-        if plan is not None:
-            self.scheduler.accept(plan, self.runner.run(plan))
-        self.listen()
-        return plan
-
-    def listen(self) -> None:
-        for name, event in self.scheduler.take_events():
-            self.said.setdefault(name, []).append(event)
-
-    def finish(self, steps: int = 2000) -> None:
-        for _ in range(steps):
-            if self.step() is None and not self.scheduler.live_ids:
-                return
-        pytest.fail(f"{self.scheduler.live_ids} did not end within {steps} steps")
-
-    def tokens(self, name: str) -> list[int]:
-        return [token for event in self.said[name] if isinstance(event, Tokens) for token in event.token_ids]
-
-    def last(self, name: str) -> GenerationEvent:
-        return self.said[name][-1]
-
-    def first_tokens(self, name: str) -> Tokens:
-        return next(event for event in self.said[name] if isinstance(event, Tokens))
-
-    def all_pages_back(self) -> bool:
-        pages = self.scheduler.pages
-        return pages.available == pages.total
-
-
-def prompt(length: int, start: int = 0) -> list[int]:
-    return list(range(start, start + length))
+from tests.fakes.runner import oracle
+from tests.fakes.schedule import Bench, prompt
 
 
 def test_one_request_streams_the_oracle_and_frees_its_pages() -> None:
@@ -187,10 +118,11 @@ def test_pages_out_preempts_the_newest_which_comes_back_with_the_right_tokens() 
 
 
 def test_demand_is_the_prompt_and_one_page_and_only_the_tokens_for_one_that_comes_back() -> None:
-    rule = Paged(4)
+    rule = Layout(4)
     assert [demand(tokens, rule).pages for tokens in (1, 4, 5, 28)] == [2, 2, 3, 8]
-    assert demand(28, rule, held=6).pages == 2
-    assert demand(32, rule, resumed=True).fits(8) and not demand(32, rule).fits(8)  # the whole pool is enough for it
+    assert demand(28, rule, held=Demand(6)).pages == 2
+    whole = Demand(pages=8)
+    assert demand(32, rule, resumed=True).fits(whole) and not demand(32, rule).fits(whole)
 
 
 def test_a_preempted_request_comes_back_before_those_that_came_after_it() -> None:
@@ -322,12 +254,13 @@ def test_cancel_frees_at_once_and_in_mid_step_when_the_step_ends() -> None:
     assert bench.tokens("b") == oracle(prompt(12, 200), 3)
 
 
-def test_a_step_that_fails_takes_only_its_own_requests() -> None:
+def test_a_smallest_step_that_fails_takes_only_its_own_request() -> None:
     bench = Bench({"max_running_requests": 1})
     bench.submit("a", prompt(12), most=50)
     bench.submit("b", prompt(6), most=3)
-    assert bench.scheduler.next_plan() is not None
-    bench.scheduler.abandon(errors.OutOfMemory("no memory", numbers={"tokens": 12}))
+    plan = bench.scheduler.next_plan()
+    assert plan is not None
+    bench.scheduler.retry(plan, errors.OutOfMemory("no memory", numbers={"tokens": 12}))  # 12 is no more than the floor
     bench.finish()
     assert bench.last("a") == Failed("OUT_OF_MEMORY", "no memory", {"tokens": 12})
     assert bench.tokens("b") == oracle(prompt(6), 3)

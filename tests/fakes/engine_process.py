@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from freetoken.core.errors import HostRamTooSmall, LoadCancelled, OutOfMemory
+from freetoken.engine.paging.rules import Layout
 from freetoken.engine.worker import Cancelled, Report, exit_now, main
 from freetoken.plan.choices import Resolved
 from tests.fakes.runner import FakeRunner
@@ -46,7 +47,7 @@ def assemble(path: Path, resolved: Resolved, report: Report, cancelled: Cancelle
     report("read_weights", 100, 100, "bytes")
     if "load" in wanted:
         raise FAULTS[wanted["load"]]()
-    runner = FakeRunner(resolved.page_size, resolved.num_pages, step_s=wanted.get("step_s", 0.0))
+    runner = FakeRunner(Layout(resolved.page_size), resolved, step_s=wanted.get("step_s", 0.0))
     runner.errors = {int(step): FAULTS[kind]() for step, kind in wanted.get("errors", {}).items()}
     return FakeBuilt(runner, resolved)
 

@@ -16,6 +16,7 @@ from starlette.responses import Response
 
 from freetoken.daemon.events import Hub
 from freetoken.daemon.operations import Operations
+from freetoken.daemon.shelf import Shelf
 from freetoken.daemon.state import Identity, Operation
 from freetoken.daemon.supervisor.actor import Supervisor
 
@@ -32,6 +33,7 @@ class Context:
     hub: Hub
     operations: Operations
     supervisor: Supervisor
+    shelf: Shelf
     stop: Callable[[], None]  # asks the whole daemon to end; returns at once
 
 

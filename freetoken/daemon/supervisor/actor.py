@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,6 +21,7 @@ from freetoken.api.host import LoadedModel
 from freetoken.catalog.checkpoint import Checkpoint
 from freetoken.core.errors import EngineDied, EngineError, FreeTokenError, LifecycleBusy, LoadTimeout, from_code
 from freetoken.core.units import Bytes
+from freetoken.daemon import failures
 from freetoken.daemon.errors import problem, unexpected
 from freetoken.daemon.events import Hub
 from freetoken.daemon.operations import Operations
@@ -96,8 +96,7 @@ class Supervisor:
         The same wish while it is being loaded gives the running operation. Raises ModelNotFound, SettingError,
         LifecycleBusy.
         """
-        path = Path(model)
-        row = self._desk.shelf.at(path) if path.is_absolute() else self._desk.shelf.find(model)
+        row = self._desk.shelf.locate(model)
         wish = Wish(row, parse_options(options))
         if self._busy():
             if _same(wish, self._wish) and self.state.operation:
@@ -187,7 +186,10 @@ class Supervisor:
             raise known from error
         self._move(EngineStatus.READY)
         self._watching = asyncio.create_task(self._watch(self.running))
-        self._publish("load.completed", {"measured": self.running.ready.measured}, wish.row.id)
+        ready = self.running.ready
+        compared = await asyncio.to_thread(self._parts.conclude, wish.row.path, ready.plan, ready.measured)
+        self._publish("plan.compared", compared, wish.row.id)
+        self._publish("load.completed", {"measured": ready.measured}, wish.row.id)
 
     async def _prepare(self, wish: Wish, progress: LoadProgress) -> tuple[Checkpoint, PlanJson]:
         """Everything that can be known before a process starts."""
@@ -308,6 +310,8 @@ class Supervisor:
     def _move(self, status: EngineStatus, **changes: Any) -> None:
         check_move(self.state.state, status)
         self.state = replace(self.state, state=status, since=utc(time.time()), **changes)
+        if status is EngineStatus.FAILED:
+            failures.remember(self._home, self.state)
         self._publish("engine.state_changed", msgspec.to_builtins(self.state), self.state.model)
 
     def _publish(self, type: str, data: Any, model: str | None) -> None:

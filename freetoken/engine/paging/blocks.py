@@ -1,8 +1,8 @@
-"""The pool of KV pages: who uses which page, and where the next ones come from. Pure.
+"""A pool: who uses which page, and where the next ones come from. Pure.
 
 A page is free, used by one or more requests, kept by the prefix cache, or both used and kept. Kept and not used means
-evictable. Does not know tokens or what a page holds. Misuse (freeing twice, keeping a free page) raises PageFault: two
-owners of one page would mix two users' contexts, so nothing may go on from there.
+evictable. So are slots of recurrent states. Does not know tokens or what a page holds. Misuse (freeing twice, keeping a
+free page) raises PageFault: two owners of one page would mix two users' contexts, so nothing may go on from there.
 """
 
 from __future__ import annotations
@@ -76,6 +76,18 @@ class PagePool:
         self._kept[page] = 0
         self.evictable -= 1
         self._give_back(page)
+
+    def resize(self, pages: int) -> None:
+        """The pool has `pages` pages from now on; those above must be free."""
+        if self._map[pages:].count(_TAKEN):
+            raise PageFault(f"the pool cannot shrink to {pages} pages: higher ones are in use")
+        grown = pages - self.total
+        self._map = self._map[:pages] + bytearray([_FREE]) * grown
+        self._users = self._users[:pages] + [0] * grown
+        self._kept = self._kept[:pages] + bytearray(max(0, grown))
+        self.free += grown
+        self.total = pages
+        self._cursor = 0
 
     def users(self, page: int) -> int:
         return self._users[page]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import heapq
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from freetoken.engine.paging.blocks import PagePool
 
@@ -25,8 +25,11 @@ class _Node:
 
 
 class PrefixTree:
-    def __init__(self, pool: PagePool, page_size: int) -> None:
+    """`dropped` is told each page that leaves the tree, before the page is free."""
+
+    def __init__(self, pool: PagePool, page_size: int, dropped: Callable[[int], None] | None = None) -> None:
         self._pool = pool
+        self._dropped = dropped
         self._page_size = page_size
         self._root = _Node(b"", -1, None)
         self._nodes: dict[int, _Node] = {}  # by page
@@ -92,12 +95,27 @@ class PrefixTree:
         for entry in in_use:
             heapq.heappush(self._leaves, entry)
 
+    def vacate(self, pages: int) -> None:
+        """Free every page from number `pages` on, and all that hangs below one; nobody may use them."""
+        for node in [node for page, node in self._nodes.items() if page >= pages]:
+            self._prune(node)
+
+    def _prune(self, top: _Node) -> None:
+        """Remove `top` and all below it; nothing where it has gone already. Not recursive: a path may be long."""
+        below = [top] if top.parent is not None else []
+        for node in below:
+            below += node.children.values()
+        for node in reversed(below):
+            self._remove(node)
+
     def _remove(self, leaf: _Node) -> None:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.key]
         del self._nodes[leaf.page]
         leaf.parent = None
+        if self._dropped is not None:
+            self._dropped(leaf.page)
         self._pool.drop(leaf.page)
         parent.used = max(parent.used, leaf.used)  # whoever used the leaf used what it hangs on
         self._push(parent)

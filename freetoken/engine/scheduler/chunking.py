@@ -1,12 +1,13 @@
 """Cut one request's next piece of work. Pure.
 
-Does not know other requests or pages beyond the table it copies.
+Does not know other requests or pages beyond the tables it copies.
 """
 
 from __future__ import annotations
 
 from freetoken.core.types import SamplingParams
-from freetoken.engine.step import Request, Work
+from freetoken.engine.paging.rules import Layout
+from freetoken.engine.step import Request, StateWork, Work
 
 
 def remaining(request: Request) -> int:
@@ -14,9 +15,22 @@ def remaining(request: Request) -> int:
     return len(request.token_ids) - request.computed
 
 
-def next_work(request: Request, most: int) -> Work:
-    """The next tokens to compute, at most `most`; the last of them is sampled from where it ends the sequence."""
+def piece(request: Request, most: int, layout: Layout) -> int:
+    """How many tokens to compute next, at most `most`.
+
+    A recurrent state can be saved for others only at the end of a step, and used by them only where a page ends: then
+    a piece ends with a page where it can, and the last tokens, whose logits are wanted, are a piece of their own.
+    """
     end = min(len(request.token_ids), request.computed + most)
+    if layout.recurrent:
+        boundary = (layout.hit(end) if end == len(request.token_ids) else layout.whole(end)) * layout.page_size
+        end = boundary if boundary > request.computed else end
+    return end - request.computed
+
+
+def next_work(request: Request, count: int) -> Work:
+    """The next `count` tokens to compute; the last of them is sampled from where it ends the sequence."""
+    end = request.computed + count
     return Work(
         request_id=request.id,
         token_ids=tuple(request.token_ids[request.computed : end]),
@@ -26,6 +40,9 @@ def next_work(request: Request, most: int) -> Work:
         sampling=request.sampling,
         history=tuple(request.token_ids) if _penalised(request.sampling) else (),
         prompt_len=request.prompt_len,
+        window=tuple(request.window),
+        slid=request.slid,
+        state=None if request.state is None else StateWork(request.state, request.source, request.saving),
     )
 
 

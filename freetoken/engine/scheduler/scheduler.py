@@ -1,31 +1,32 @@
 """Which requests run in the next step, and what became of them after it: continuous batching. Pure.
 
 Every step takes one token of each sequence that decodes, and beside them prefill up to `max_prefill_tokens`: neither
-waits for the other. The queue is first in, first out; running requests are in order of admission. When pages run out
-the newest running one goes back to the head of the queue, its pages to the prefix cache, and is computed again later.
+waits for the other. Running requests are in order of admission. When pages run out the newest of them goes back to the
+head of the queue, its pages to the prefix cache, and is computed again later. So do those that lose their pages when
+the pool shrinks. A step that ran out of memory is planned again, smaller (retry.py).
 
-Use: `submit`, `cancel` and `expire` at any time, then `next_plan`, run it, `accept` (or `abandon`); `take_events`
-gives what callers must be told. Not thread-safe. Does not know tensors, threads or sockets.
+Use: `submit`, `cancel` and `expire` at any time, then `next_plan`, run it, `accept` (or `retry`), perhaps `resize`;
+`take_events` gives what callers must be told. Not thread-safe. Does not know tensors, threads or sockets.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 
-from freetoken.core.errors import FreeTokenError, QueueFull, QueueTimeout, UsageError
+from freetoken.core.errors import ContextLengthExceeded, FreeTokenError, OutOfMemory, QueueTimeout, UsageError
 from freetoken.core.events import Failed, GenerationEvent, Progress, Tokens
 from freetoken.core.ports import Clock
 from freetoken.core.types import FinishReason, GenerateRequest
 from freetoken.engine.paging.manager import PageManager
-from freetoken.engine.paging.rules import RULES
-from freetoken.engine.scheduler.admission import check_length, demand
-from freetoken.engine.scheduler.chunking import next_work, remaining
+from freetoken.engine.paging.rules import Demand, Layout
+from freetoken.engine.scheduler.admission import check_pools, check_window, demand
+from freetoken.engine.scheduler.chunking import next_work, piece, remaining
+from freetoken.engine.scheduler.queue import WaitingQueue
+from freetoken.engine.scheduler.retry import StepSize
 from freetoken.engine.step import Request, Sampled, StepPlan, StepResult, Work
 from freetoken.plan.choices import Resolved
 
 Told = tuple[str, GenerationEvent]  # request id, what to tell its caller
-RETRY_AFTER_S = 5.0
 
 
 @dataclass(slots=True)
@@ -39,16 +40,20 @@ class Totals:
 
 
 class Scheduler:
-    def __init__(self, limits: Resolved, clock: Clock) -> None:
-        self.pages = PageManager(limits.num_pages, RULES["attention"](limits.page_size))
+    """`layout` is what the model keeps of a sequence; `limits` has the size of each of its pools."""
+
+    def __init__(self, limits: Resolved, layout: Layout, clock: Clock) -> None:
+        capacity = Demand(limits.num_pages, limits.window_pages, limits.state_slots)
+        self.pages = PageManager(layout, capacity, limits.snapshot_slots)
         self.totals = Totals()
         self._limits = limits
         self._clock = clock
         self._live: dict[str, Request] = {}
-        self._waiting: deque[Request] = deque()
+        self._queue = WaitingQueue()
         self._running: list[Request] = []
         self._flying: dict[str, Request] = {}  # those of the step that is being computed
-        self._preempted: set[str] = set()
+        self._size = StepSize(limits.max_prefill_tokens, limits.max_running_requests)
+        self._refused_at: tuple[int, int] | None = None  # since then nothing has come that could let another start
         self._events: list[Told] = []
 
     @property
@@ -57,7 +62,7 @@ class Scheduler:
 
     @property
     def queued(self) -> int:
-        return len(self._waiting)
+        return len(self._queue)
 
     @property
     def live_ids(self) -> list[str]:
@@ -75,11 +80,13 @@ class Scheduler:
             raise UsageError(f"A request with the id {asked.id} is already running.")
         if not asked.token_ids:
             raise UsageError("The prompt has no tokens.")
-        check_length(len(asked.token_ids), self.pages.rule, self._limits)
-        self._check_queue()
         request = self._request(asked)
+        check_window(request.prompt_len, self._limits.max_seq_len, self._context(request))
+        check_pools(request, self.pages.layout, self.pages.capacity, self._context(request))
+        limits = self._limits
+        self._queue.check_room(limits.max_queued, about_to_run=limits.max_running_requests - len(self._running))
         self._live[request.id] = request
-        self._waiting.append(request)
+        self._queue.push(request)
         if request.max_len <= request.prompt_len:
             self._finish(request, Tokens((), cached=0, finish=FinishReason.LENGTH))
 
@@ -102,20 +109,38 @@ class Scheduler:
     def expire(self) -> None:
         """Fail what has waited past its deadline, with its position and what it waits for."""
         now = self._clock.monotonic()
-        for place, request in enumerate(tuple(self._waiting), start=1):
+        for request in self._queue:
             if now >= request.deadline_s:
-                self._fail(request, self._timeout(request, place))
+                self._fail(request, self._timeout(request, now))
+
+    def resize(self, num_pages: int) -> None:
+        """The full pool has `num_pages` pages from now on; no step may be in flight.
+
+        Requests on pages that are no more go back to the queue, in their order; those that can never fit any more
+        fail with ContextLengthExceeded.
+        """
+        assert not self._flying, "a step is being computed"
+        for request in reversed(tuple(self._running)):
+            if any(page >= num_pages for page in request.pages):
+                self._preempt(request)
+        self.pages.resize(num_pages)
+        for request in self._queue:
+            try:
+                check_pools(request, self.pages.layout, self.pages.capacity, self._context(request))
+            except ContextLengthExceeded as error:
+                self._fail(request, error)
 
     # ── one step ────────────────────────────────────────────────────────────────────────────────────────────────────
     def next_plan(self) -> StepPlan | None:
-        """The next step; None when nothing can run. The one before must have been accepted or abandoned."""
+        """The next step; None when nothing can run. The one before must have been accepted or retried."""
         assert not self._flying, "a step is being computed"
-        work = [*self._decodes(), *self._prefills()]
+        work = self._plan()
         self._flying = {part.request_id: self._live[part.request_id] for part in work}
         return StepPlan(tuple(work)) if work else None
 
     def accept(self, plan: StepPlan, result: StepResult) -> None:
         """Take in what the step computed; drop what was cancelled meanwhile."""
+        self._size.went_well()
         flying, self._flying = self._flying, {}
         for work in plan.work:
             request = flying[work.request_id]
@@ -124,69 +149,84 @@ class Scheduler:
             else:
                 self.pages.release(request)
 
-    def abandon(self, error: FreeTokenError) -> None:
-        """The step raised `error`: fail its requests, free what they hold. Others go on."""
+    def retry(self, plan: StepPlan, error: OutOfMemory) -> None:
+        """The step ran out of memory: its requests stay where they were, and the next plan is smaller.
+
+        Pages that the step may have written are written again. Where no plan is smaller, its one request fails with
+        `error` and frees what it holds.
+        """
         flying, self._flying = self._flying, {}
+        smaller = self._size.failed(plan)
         for request in flying.values():
-            if self._is_live(request):
-                self._fail(request, error)
-            else:
+            if not self._is_live(request):
                 self.pages.release(request)
+            elif smaller:
+                self.pages.rewind(request)
+            else:
+                self._fail(request, error)
 
-    def _decodes(self) -> list[Work]:
-        return [
-            next_work(request, 1)
-            for request in tuple(self._running)
-            if self._is_running(request) and remaining(request) == 1 and self._has_page(request)
-        ]
-
-    def _prefills(self) -> list[Work]:
-        work = []
-        budget = self._limits.max_prefill_tokens
-        for request in self._running:
-            if budget and remaining(request) > 1:
+    def _plan(self) -> list[Work]:
+        """Those that run, oldest first, then those that may start. Decodes come before prefill in the step."""
+        decodes: list[Work] = []
+        prefills: list[Work] = []
+        budget, place = self._size.tokens, 0
+        while place < len(self._running) and len(decodes) + len(prefills) < self._size.works:
+            request = self._running[place]
+            if remaining(request) == 1:
+                decodes += self._work(request, 1)
+            elif budget:
                 self.pages.advance(request)
-                work.append(next_work(request, budget))
-                budget -= len(work[-1].token_ids)
-        while budget and self._waiting and self._admit(self._waiting[0]):
-            work.append(next_work(self._running[-1], budget))
-            budget -= len(work[-1].token_ids)
+                prefills += (part := self._work(request, budget))
+                budget -= sum(len(work.token_ids) for work in part)
+            if place < len(self._running) and self._running[place] is request:  # else it was put back, or has ended
+                place += 1
+        return decodes + prefills + self._starts(budget, self._size.works - len(decodes) - len(prefills))
+
+    def _starts(self, budget: int, most: int) -> list[Work]:
+        """Let those start that wait and fit. Not asked again before something changes that could let them."""
+        work: list[Work] = []
+        if not self._queue or (self.pages.returns, self._queue.changes) == self._refused_at:
+            return work
+        for request in self._queue.candidates():
+            if not budget or len(work) >= most or len(self._running) >= self._limits.max_running_requests:
+                return work
+            if self._admit(request):
+                work += (part := self._work(request, budget))
+                budget -= sum(len(one.token_ids) for one in part)
+        self._refused_at = self.pages.returns, self._queue.changes
         return work
 
-    def _admit(self, request: Request) -> bool:
-        """Move the head of the queue to those that run, if it fits now."""
-        if len(self._running) >= self._limits.max_running_requests:
-            return False
-        resumed = request.id in self._preempted
-        self.pages.attach(request)
-        need = demand(len(request.token_ids), self.pages.rule, held=len(request.pages), resumed=resumed)
-        if not (need.fits(self.pages.available) and self.pages.fill(request)):
-            self.pages.release(request)
-            return False
-        if not resumed:
-            request.cached = request.computed
-        self._waiting.popleft()
-        self._running.append(request)
-        return True
-
-    def _has_page(self, request: Request) -> bool:
-        """A page for the next token of `request`, taken from the newest where none is left. False: it cannot go on."""
-        while not self.pages.extend(request):
+    def _work(self, request: Request, budget: int) -> list[Work]:
+        """The next piece of `request`, at most `budget` tokens. Empty: there is no room, and it does not run now."""
+        most = piece(request, budget, self.pages.layout)
+        while not (count := self.pages.extend(request, most)):
             if len(self._running) == 1:
                 self._finish(request, Tokens((), finish=FinishReason.LENGTH, limited_by="kv_pool"))
-                return False
+                return []
             newest = self._running[-1]
             self._preempt(newest)
             if newest is request:
-                return False
+                return []
+        return [next_work(request, count)]
+
+    def _admit(self, request: Request) -> bool:
+        """Move one that waits to those that run, if it fits now."""
+        self.pages.attach(request)
+        held = self.pages.held(request)
+        need = demand(len(request.token_ids), self.pages.layout, held=held, resumed=request.preempted)
+        if not (need.fits(self.pages.room) and self.pages.fill(request)):
+            self.pages.detach(request)
+            return False
+        if not request.preempted:
+            request.cached = request.computed
+        self._queue.start(request)
+        self._running.append(request)
         return True
 
     def _preempt(self, request: Request) -> None:
         self._running.remove(request)
         self.pages.release(request)
-        self._preempted.add(request.id)
-        request.deadline_s = self._clock.monotonic() + self._limits.queue_deadline_s
-        self._waiting.appendleft(request)
+        self._queue.put_back(request, self._clock.monotonic() + self._limits.queue_deadline_s)
 
     # ── one request ─────────────────────────────────────────────────────────────────────────────────────────────────
     def _request(self, asked: GenerateRequest) -> Request:
@@ -200,10 +240,11 @@ class Scheduler:
         )
 
     def _take(self, request: Request, work: Work, sampled: Sampled | None) -> None:
-        prefill = request.output_len == 0 or len(work.token_ids) > 1
+        prefill = request.output_len == 0 or len(work.token_ids) > 1 or not work.sample
         request.computed = work.end
         if prefill:
             self.totals.prefilled += len(work.token_ids)
+        if prefill or request.source is not None:
             self.pages.publish(request)
         if request.output_len == 0:
             self._tell(request, Progress(request.computed, request.prompt_len))
@@ -233,7 +274,7 @@ class Scheduler:
         """ "kv_pool" where a larger pool, not the caller or the model's window, would have let `request` go on."""
         if request.sampling.max_tokens == request.output_len:
             return None
-        return "kv_pool" if self._limits.max_seq_len >= self._limits.num_pages * self._limits.page_size else None
+        return "kv_pool" if self._limits.max_seq_len >= self._pool_tokens else None
 
     def _finish(self, request: Request, last: Tokens) -> None:
         self._tell(request, last)
@@ -248,43 +289,35 @@ class Scheduler:
 
     def _forget(self, request: Request) -> None:
         del self._live[request.id]
-        self._preempted.discard(request.id)
-        if not self._is_running(request):
-            self._waiting = deque(other for other in self._waiting if other is not request)
+        if request not in self._running:
+            self._queue.remove(request)
             return
-        self._running = [other for other in self._running if other is not request]
+        self._running.remove(request)
         if self._flying.get(request.id) is not request:
             self.pages.release(request)
 
     def _is_live(self, request: Request) -> bool:
         return self._live.get(request.id) is request
 
-    def _is_running(self, request: Request) -> bool:
-        return any(other is request for other in self._running)
+    # ── what callers are told when there is no room ─────────────────────────────────────────────────────────────────
+    @property
+    def _pool_tokens(self) -> int:
+        return self.pages.total * self.pages.layout.page_size
 
-    # ── the queue ───────────────────────────────────────────────────────────────────────────────────────────────────
-    def _check_queue(self) -> None:
-        """Raises QueueFull. Requests that the next step can admit do not count as waiting."""
-        about_to_run = self._limits.max_running_requests - len(self._running)
-        most = self._limits.max_queued
-        if len(self._waiting) >= most + about_to_run:
-            raise QueueFull(
-                f"{len(self._waiting)} requests are waiting already (the limit is {most}): try again later, or load "
-                "the model with a larger --max-running-requests.",
-                numbers={"queued": len(self._waiting), "max_queued": most},
-                retry_after_s=RETRY_AFTER_S,
-            )
+    def _context(self, request: Request) -> dict[str, int]:
+        return {
+            "prompt_tokens": request.prompt_len,
+            "context_tokens": self._limits.max_seq_len,
+            "pool_tokens": self._pool_tokens,
+        }
 
-    def _timeout(self, request: Request, place: int) -> QueueTimeout:
-        pages = demand(len(request.token_ids), self.pages.rule, resumed=request.id in self._preempted).pages
-        if len(self._running) >= self._limits.max_running_requests:
-            reason = f"{len(self._running)} of at most {self._limits.max_running_requests} requests were running"
+    def _timeout(self, request: Request, now_s: float) -> QueueTimeout:
+        need = demand(len(request.token_ids), self.pages.layout, resumed=request.preempted)
+        room, most = self.pages.room, self._limits.max_running_requests
+        if len(self._running) >= most:
+            reason = f"{len(self._running)} of at most {most} requests were running"
+        elif need.pages <= room.pages and need.window > room.window:
+            reason = f"it needs up to {need.window} pages of the sliding-window pool and {room.window} were free"
         else:
-            reason = f"it needs up to {pages} KV pages and {self.pages.available} of {self.pages.total} were free"
-        waited = self._clock.monotonic() - request.arrived_s
-        return QueueTimeout(
-            f"The request waited {waited:.0f} s at position {place} of {len(self._waiting)} in the queue: {reason}. "
-            "Try again later, or load the model with a larger --max-running-requests or --num-tokens.",
-            numbers={"waited_s": round(waited, 3), "position": place, "pages": pages, "free": self.pages.available},
-            retry_after_s=RETRY_AFTER_S,
-        )
+            reason = f"it needs up to {need.pages} KV pages and {room.pages} of {self.pages.total} were free"
+        return self._queue.timeout(request, now_s, reason, {"pages": need.pages, "free": room.pages})
