@@ -223,15 +223,19 @@ class _Worker:
             self._compute(built)
 
     def _build(self, load: Load) -> Built:
-        from freetoken.plan.report import resolved_from_json  # brings the catalog: not before the socket listens
+        # brings the catalog: not before the socket listens
+        from freetoken.plan.report import resolved_from_json, summary
 
         began = time.monotonic()
         try:
             resolved, path = resolved_from_json(load.plan), Path(load.files["model"])
         except (KeyError, TypeError) as error:
             raise EngineProtocolError(f"The load message is not complete: {error!r}.") from error
+        for line in summary(load.plan):
+            log.info("%s", line)
         built = self._assemble(path, resolved, self._phase, self._stopping.is_set)
         measured = {**built.measured, "load_s": round(time.monotonic() - began, 3)}
+        log.info("loaded: %s", ", ".join(f"{name} {value}" for name, value in measured.items()))
         self._ready = Ready(plan=load.plan, measured=measured)
         return built
 

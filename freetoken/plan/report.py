@@ -110,6 +110,14 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, Bytes) else value
 
 
+def summary(document: Mapping[str, Any]) -> list[str]:
+    """Two lines for a log, of to_json's document: the memory and the choices."""
+    parts = ", ".join(f"{line['line']} {Bytes(line['bytes'])}" for line in document.get("ledger", ()))
+    total, budget = (Bytes(document.get(name, 0)) for name in ("total_bytes", "budget_bytes"))
+    choices = ", ".join(f"{name} {choice['value']}" for name, choice in document["resolved"].items())
+    return [f"plan: {total} of {budget}: {parts}", f"plan: {choices}"]
+
+
 # ── for people ──────────────────────────────────────────────────────────────────────────────────────────────────────
 def lines(plan: Plan, command: str = "ft load MODEL") -> list[str]:
     """The ledger as an aligned table, the verdict, the context, what was chosen, and fixes to append to `command`."""

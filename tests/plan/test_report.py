@@ -9,7 +9,7 @@ from freetoken.core.errors import KvTooLarge, leaves
 from freetoken.core.errors import PlanError as Refusal
 from freetoken.plan import compare
 from freetoken.plan.choices import Requested
-from freetoken.plan.report import flag, lines, plan_error, resolved_from_json, to_json
+from freetoken.plan.report import flag, lines, plan_error, resolved_from_json, summary, to_json
 from freetoken.settings.schema import KNOBS
 from tests.fakes import footprints
 
@@ -43,6 +43,13 @@ def test_the_engine_reads_back_what_was_decided() -> None:
     document = json.loads(json.dumps(to_json(plan), allow_nan=False))
     assert resolved_from_json(document) == plan.resolved
     assert document["total_bytes"] == plan.total and document["context"]["window_tokens"] == plan.context.window_tokens
+
+
+def test_a_log_has_every_line_and_every_choice() -> None:
+    plan = footprints.on_card(MODEL, Requested(), 24 * GIB)
+    memory, choices = summary(to_json(plan))
+    assert all(f"{line.line} {line.bytes}" in memory for line in plan.ledger) and str(plan.total) in memory
+    assert all(f"{name} {choice.value}" in choices for name, choice in plan.choices.items())
 
 
 def test_a_refusal_carries_sentence_numbers_fixes_and_plan() -> None:
