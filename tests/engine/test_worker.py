@@ -160,7 +160,7 @@ def test_an_orphan_frees_its_requests_takes_its_daemon_back_and_ends_when_none_c
 def test_sigterm_ends_it_and_sigusr1_dumps_every_stack(tmp_path: Path) -> None:
     async def test() -> None:
         async with engine_process(tmp_path) as process:
-            await process.loaded()
+            await (await process.loaded()).status()  # its loop runs
             process.process.send_signal(signal.SIGUSR1)
             await asyncio.sleep(0.2)
             process.process.send_signal(signal.SIGTERM)
