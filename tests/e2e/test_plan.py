@@ -1,4 +1,4 @@
-"""A plan from beginning to end: what `ft plan` says is what a load does, what a load took is what the next plan knows."""
+"""A plan from end to end: what `ft plan` says is what a load does, what a load took is what the next plan knows."""
 
 from __future__ import annotations
 

@@ -183,3 +183,28 @@ def test_a_described_machine_leaves_the_rest_as_it_is() -> None:
     assert described(None, None, base) == base
     other = described(Bytes(24 * GIB), Bytes(16 * GIB), base)
     assert [gpu.vram_free for gpu in other.gpus] == [24 * GIB] and other.ram_free == 16 * GIB and other.cores == 6
+
+
+# ── more memory ─────────────────────────────────────────────────────────────────────────────────────────────────────
+SWEPT = {
+    # a state of 700 MiB a request: four requests fit where one alone had room for a longer context
+    "states": footprints.model(
+        2 * GIB, per_request=700 << 20, experts=footprints.moe(2 << 20, layers=40, per_layer=128, top_k=8)
+    ),
+    # context that is dear: where nearly all experts fit, it costs a larger part of a faster decode
+    "dear": footprints.model(
+        1 * GIB, page_bytes=90_000, experts=footprints.moe(1 << 20, layers=24, per_layer=128, top_k=8)
+    ),
+    "dense": footprints.model(3 * GIB, page_bytes=200_000, window=65_536),
+}
+
+
+@pytest.mark.parametrize("name", SWEPT)
+def test_a_larger_card_never_gets_a_shorter_context(name: str) -> None:
+    """Every 64 MiB from too little to plenty; every value is seen, so that a step back cannot hide between samples."""
+    seen: list[int] = []
+    for free in range(2 * GIB, 24 * GIB, 64 << 20):
+        tokens = footprints.on_card(SWEPT[name], Requested(), free).context.effective_tokens
+        seen.append(0 if tokens is None else tokens)
+    assert seen == sorted(seen)
+    assert seen[0] < seen[-1] == SWEPT[name].window and len(set(seen)) > 4
