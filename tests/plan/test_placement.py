@@ -203,7 +203,7 @@ SWEPT = {
 def test_a_larger_card_never_gets_a_shorter_context(name: str) -> None:
     """Every 64 MiB from too little to plenty; every value is seen, so that a step back cannot hide between samples."""
     seen: list[int] = []
-    for free in range(2 * GIB, 24 * GIB, 64 << 20):
+    for free in range(2 * GIB, 32 * GIB, 64 << 20):
         tokens = footprints.on_card(SWEPT[name], Requested(), free).context.effective_tokens
         seen.append(0 if tokens is None else tokens)
     assert seen == sorted(seen)
