@@ -84,6 +84,30 @@ class MethodNotAllowed(UsageError):
     code, title, http_status = "METHOD_NOT_ALLOWED", "The route does not take this method", 405
 
 
+class DownloadNotFound(UsageError):
+    code, title, http_status = "DOWNLOAD_NOT_FOUND", "No such download", 404
+
+
+class DownloadStateRefused(UsageError):
+    code, title, http_status = "DOWNLOAD_STATE", "The download is not in a state for this", 409
+
+
+class VariantNeeded(UsageError):
+    code, title = "VARIANT_NEEDED", "The repository holds several models; say which"
+
+
+class DigestNeeded(UsageError):
+    code, title = "DIGEST_NEEDED", "Nothing says what the file must contain"
+
+
+class UnsafeName(UsageError):
+    code, title, http_status, exit_code = "UNSAFE_NAME", "The name is not safe to use", 400, 5
+
+
+class IdempotencyKeyReused(UsageError):
+    code, title, http_status = "IDEMPOTENCY_KEY_REUSED", "The idempotency key belongs to another request", 422
+
+
 class OperationNotFound(UsageError):
     code, title, http_status = "OPERATION_NOT_FOUND", "No such operation", 404
 
@@ -121,6 +145,10 @@ class FileCorrupt(CheckpointError):
     code, title = "FILE_CORRUPT", "A model file is damaged"
 
 
+class FileUnreadable(CheckpointError):
+    code, title = "FILE_UNREADABLE", "A model file cannot be read"
+
+
 class TensorMismatch(CheckpointError):
     code, title = "TENSOR_MISMATCH", "The tensors in the files are not those the configuration describes"
 
@@ -131,6 +159,46 @@ class TokenizerMissing(CheckpointError):
 
 class DownloadFailed(CheckpointError):
     code, title, http_status, retryable = "DOWNLOAD_FAILED", "The download did not complete", 502, True
+
+
+class NothingToLoad(CheckpointError):
+    code, title = "NOTHING_TO_LOAD", "The repository holds no weights that can be loaded"
+
+
+class RepoNotFound(DownloadFailed):
+    code, title, http_status, retryable = "REPO_NOT_FOUND", "The hub has no such repository", 404, False
+
+
+class RevisionNotFound(RepoNotFound):
+    code, title = "REVISION_NOT_FOUND", "The repository has no such revision"
+
+
+class RepoGated(DownloadFailed):
+    code, title, http_status, retryable = "REPO_GATED", "The model's owner asks for an agreement first", 403, False
+
+
+class HubTokenRefused(DownloadFailed):
+    code, title, http_status, retryable = "HUB_TOKEN_REFUSED", "The hub does not accept the token", 403, False
+
+
+class HubUnavailable(DownloadFailed):
+    code, title, http_status = "HUB_UNAVAILABLE", "The hub does not answer as it should", 502
+
+
+class DownloadStalled(DownloadFailed):
+    code, title, http_status, exit_code = "DOWNLOAD_STALLED", "No data arrived for too long", 504, 8
+
+
+class FileChanged(DownloadFailed):
+    code, title = "FILE_CHANGED", "The file on the server is not the one that was announced"
+
+
+class HashMismatch(DownloadFailed):
+    code, title = "HASH_MISMATCH", "A file arrived with the wrong content"
+
+
+class DiskFull(DownloadFailed):
+    code, title, http_status, retryable = "DISK_FULL", "The disk has no room for it", 507, False
 
 
 # ── the model asked for ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -286,6 +354,14 @@ class HomeNotOurs(DaemonError):
 
 class BindRefused(DaemonError):
     code, title, exit_code = "BIND_REFUSED", "An address beyond this machine needs an API key", 5
+
+
+class DownloadHostRefused(DaemonError):
+    code, title, http_status, exit_code = "DOWNLOAD_HOST_REFUSED", "Nothing is downloaded from this host", 403, 5
+
+
+class TooManyStreams(DaemonError):
+    code, title, http_status, exit_code, retryable = "TOO_MANY_STREAMS", "Too many streams are open", 429, 5, True
 
 
 class DeadlineExceeded(DaemonError):

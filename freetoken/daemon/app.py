@@ -19,12 +19,14 @@ from starlette.responses import Response
 
 from freetoken.api.routes import v1_router
 from freetoken.core.errors import FreeTokenError, MalformedBody, MethodNotAllowed, RouteNotFound
-from freetoken.daemon.errors import MEDIA_TYPE, problem, unexpected
+from freetoken.daemon.errors import unexpected
 from freetoken.daemon.events import Hub
-from freetoken.daemon.handlers.context import Context
+from freetoken.daemon.handlers.context import Context, refused
+from freetoken.daemon.idempotency import Once
+from freetoken.daemon.logbook import LogBook
 from freetoken.daemon.operations import Operations
 from freetoken.daemon.residuals import Residuals
-from freetoken.daemon.routes import ROUTES
+from freetoken.daemon.routes import ROUTES, SOCKET
 from freetoken.daemon.shelf import Shelf
 from freetoken.daemon.state import Identity
 from freetoken.daemon.store import Home
@@ -33,6 +35,8 @@ from freetoken.daemon.supervisor.host import Host
 from freetoken.daemon.supervisor.prepare import parts
 from freetoken.daemon.supervisor.view import engine_view
 from freetoken.settings.schema import Settings
+
+FEATURES = tuple(sorted({"idempotency-key", "prefer-wait", *(route.feature for route in ROUTES)}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +47,7 @@ class Start:
     settings: Settings
     identity: Identity
     worker: tuple[str, ...]  # the engine program
+    redact: Callable[[str], str]  # for log lines
     stop: Callable[[], None]
 
 
@@ -52,6 +57,10 @@ class Daemon:
 
     app: FastAPI
     context: Context
+
+    def begin(self) -> None:
+        """Takes over an engine that an earlier daemon left, or loads the model of the start."""
+        self.context.supervisor.begin()
 
     async def close(self) -> None:
         """Ends the engine. The event streams end first, so that nobody waits for them."""
@@ -64,11 +73,13 @@ def assemble(start: Start) -> Daemon:
     hub = Hub(start.identity.instance_id, lambda: snapshot(here))
     operations = Operations(start.home.operations, hub)
     shelf = Shelf(start.home.models)
-    supervisor = Supervisor(
-        start.home, start.settings, Desk(hub, operations, shelf), parts(start.worker, Residuals(start.home.residuals))
-    )
-    here = Context(start.identity, hub, operations, supervisor, shelf, start.stop)
-    host = Host(supervisor, shelf, start.settings.load_deadline_s)
+    lines = LogBook(hub, start.redact)
+    for source in ("daemon", "engine"):
+        lines.remember(source, start.home.logs / f"{source}.log")
+    made_of = parts(start.worker, Residuals(start.home.residuals))
+    supervisor = Supervisor(start.home, start.settings, Desk(hub, operations, shelf), made_of)
+    here = Context(start.identity, hub, operations, supervisor, shelf, lines, FEATURES, start.stop)
+    host = Host(supervisor, shelf, operations, start.settings)
     return Daemon(build_app(here, host), here)
 
 
@@ -88,7 +99,11 @@ def build_app(here: Context, host: Host) -> FastAPI:
     app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.context = here
     for route in ROUTES:
-        app.add_api_route(route.path, route.handler, methods=[route.method], response_model=None)
+        if route.method == SOCKET:
+            app.add_api_websocket_route(route.path, route.handler)
+        else:
+            app.add_api_route(route.path, route.handler, methods=[route.method], response_model=None)
+    app.add_middleware(Once)
     app.include_router(v1_router(host))
     app.add_exception_handler(FreeTokenError, _typed)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -99,7 +114,7 @@ def build_app(here: Context, host: Host) -> FastAPI:
 
 async def _typed(request: Request, error: Exception) -> Response:
     assert isinstance(error, FreeTokenError)  # noqa: S101 - registered for this class alone
-    return _problem(request, error)
+    return refused(request, error)
 
 
 async def _invalid(request: Request, error: Exception) -> Response:
@@ -110,30 +125,21 @@ async def _invalid(request: Request, error: Exception) -> Response:
         detail = f"The body is not JSON: {first['ctx']['error']} at character {place or '?'}."
     else:
         detail = f"{place or 'The body'}: {first['msg']}."
-    return _problem(request, MalformedBody(detail, param=place or None))
+    return refused(request, MalformedBody(detail, param=place or None))
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for this class alone
     asked = f"{request.method} {request.url.path}"
     if error.status_code == 404:
-        return _problem(request, RouteNotFound(f"{asked} does not exist."))
+        return refused(request, RouteNotFound(f"{asked} does not exist."))
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        response = _problem(request, MethodNotAllowed(f"{asked} is not allowed; this path takes {allowed}."))
+        response = refused(request, MethodNotAllowed(f"{asked} is not allowed; this path takes {allowed}."))
         response.headers["allow"] = allowed
         return response
-    return _problem(request, MalformedBody(f"{asked}: {error.detail}"))
+    return refused(request, MalformedBody(f"{asked}: {error.detail}"))
 
 
 async def _unforeseen(request: Request, error: Exception) -> Response:
-    return _problem(request, unexpected(error))  # starlette raises it again afterwards, which puts it into the log
-
-
-def _problem(request: Request, error: FreeTokenError) -> Response:
-    request_id = getattr(request.state, "request_id", None)
-    body = problem(error, instance=request.url.path, request_id=request_id)
-    response = Response(msgspec.json.encode(body), error.http_status, media_type=MEDIA_TYPE)
-    if error.retry_after_s is not None:
-        response.headers["retry-after"] = str(max(1, round(error.retry_after_s)))
-    return response
+    return refused(request, unexpected(error))  # starlette raises it again afterwards, which puts it into the log

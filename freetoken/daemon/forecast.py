@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from freetoken.catalog.outline import outline
+from freetoken.core.errors import FileUnreadable
 from freetoken.core.units import Bytes
 from freetoken.daemon import native
 from freetoken.plan import hardware
@@ -29,7 +30,10 @@ def forecast(path: Path, options: Mapping[str, Any], vram: Bytes | None = None, 
     computes on. Raises CheckpointError, SettingError.
     """
     machine = hardware.described(vram, ram, hardware.snapshot(native.memory_limit()))
-    checkpoint = outline(path)
+    try:
+        checkpoint = outline(path)
+    except OSError as error:
+        raise FileUnreadable(f"{error.filename or path} cannot be read: {error.strerror or error}.") from error
     plan = make_plan(checkpoint, Requested(**options), machine)
     notices = [Diagnosis("ESTIMATED", note, {}) for note in checkpoint.notes]
     if machine.gpus:

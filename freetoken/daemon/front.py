@@ -26,6 +26,10 @@ class HasApp(Protocol):
     @property
     def app(self) -> App: ...
 
+    def begin(self) -> None:
+        """Called once on the event loop, before the first request comes through."""
+        ...
+
 
 D = TypeVar("D", bound=HasApp)
 
@@ -40,7 +44,12 @@ class Front(Generic[D]):
 
     def begin(self) -> None:
         """Start to make the application. Called once, on the event loop."""
-        self._made = asyncio.create_task(asyncio.to_thread(self._assemble))
+        self._made = asyncio.create_task(self._make())
+
+    async def _make(self) -> D:
+        made = await asyncio.to_thread(self._assemble)
+        made.begin()
+        return made
 
     async def made(self) -> D:
         """What `assemble` gave. Raises DaemonError if it failed, DeadlineExceeded if it is too slow."""

@@ -7,28 +7,29 @@ token (docs/control-api.md, Guard). Knows paths by prefix only; does not know ro
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from freetoken.api.errors import error_body
 from freetoken.core.errors import (
-    BindRefused,
     BodyTooLarge,
     ContentTypeRefused,
     FreeTokenError,
     HostRefused,
     OriginRefused,
+    TooManyStreams,
     Unauthorized,
 )
+from freetoken.daemon import handshake
 from freetoken.daemon.errors import MEDIA_TYPE, problem
-from freetoken.settings.schema import Settings
+from freetoken.daemon.policy import Policy
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -37,63 +38,17 @@ Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
-OPEN_PATHS = frozenset(
-    {"/live", "/health", "/api/v1/live"}
-)  # answer without token or key; still behind Host and Origin
+OPEN_PATHS = frozenset({"/live", "/health", "/api/v1/live"})  # no token or key; still behind Host and Origin
 CONTROL_BODY = 1 << 20  # bytes
 INFERENCE_BODY = 64 << 20  # bytes
-LOOPBACK = frozenset({"127.0.0.1", "localhost", "[::1]"})
-APP_ORIGINS = frozenset({"tauri://localhost", "http://tauri.localhost", "https://tauri.localhost"})
-DEV_ORIGIN = "http://localhost:1420"
+MESSAGE = 64 << 10  # bytes of a WebSocket message from a client
+UNPROVEN = 16  # WebSocket clients that have not sent their token yet
 
 _MUTATING = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9_.-]+)(?::[0-9]{1,5})?")
 _HEADER_NAMES = re.compile(rb"[A-Za-z0-9_, -]{0,1000}")
 _METHODS = b"GET, POST, PUT, PATCH, DELETE, OPTIONS"
 _EXPOSED = b"x-request-id, retry-after, www-authenticate"
-
-
-@dataclass(frozen=True, slots=True, repr=False)  # no repr: it holds the secrets
-class Policy:
-    """What is let through."""
-
-    token: str
-    api_key: str | None
-    hosts: frozenset[str]
-    any_address: bool  # bound beyond loopback: address literals are fine as Host, a rebinding attack needs a name
-    origins: frozenset[str]
-    any_origin: bool  # for /v1 alone
-
-    @classmethod
-    def of(cls, settings: Settings, token: str, port: int) -> Policy:
-        """Raises BindRefused for an address beyond this machine without a key."""
-        beyond = not is_loopback(settings.host)
-        if beyond and settings.api_key is None:
-            raise BindRefused(
-                f"{settings.host} can be reached from other machines, and no API key is set.",
-                fixes=("Set FREETOKEN_API_KEY or --api-key-file", "Use --host 127.0.0.1"),
-            )
-        hosts = LOOPBACK | {_bracketed(settings.host), *map(str.lower, settings.allowed_hosts)}
-        own = {f"http://{host}:{port}" for host in hosts}
-        origins = own | APP_ORIGINS | set(settings.cors_origins) | ({DEV_ORIGIN} if settings.dev_origins else set())
-        return cls(
-            token=token,
-            api_key=settings.api_key,
-            hosts=hosts,
-            any_address=beyond,
-            origins=frozenset(origins - {"*"}),
-            any_origin="*" in settings.cors_origins,
-        )
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only programs of this machine reach a socket bound to `host`."""
-    if host.lower() == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 class Call:
@@ -107,12 +62,17 @@ class Call:
         self.control = self.path == "/api" or self.path.startswith("/api/")
         self.inference = self.path == "/v1" or self.path.startswith("/v1/")
         self.origin = self.one(b"origin")
+        self.speaks_ours, self._token = handshake.offered(self._joined(b"sec-websocket-protocol"))
         self.request_id = f"req_{secrets.token_hex(8)}"
 
     def one(self, name: bytes) -> bytes | None:
         """The header's value; None where absent, and an impossible value where it was sent more than once."""
         values = [value for key, value in self._headers if key == name]
         return None if not values else values[0].strip() if len(values) == 1 else b"\0repeated"
+
+    def _joined(self, name: bytes) -> bytes | None:
+        """A header that may be sent in pieces (RFC 9110, section 5.3)."""
+        return b",".join(value for key, value in self._headers if key == name) if self.websocket else None
 
     @property
     def bearer(self) -> bytes | None:
@@ -121,8 +81,13 @@ class Call:
 
     @property
     def credentials(self) -> list[bytes]:
-        found = (self.bearer, self.one(b"x-freetoken-token"), self.one(b"x-api-key"))
+        found = (self.bearer, self.one(b"x-freetoken-token"), self.one(b"x-api-key"), self._token)
         return [credential for credential in found if credential]
+
+    @property
+    def proves_later(self) -> bool:
+        """A WebSocket client that showed nothing, as a browser's may: its first message has to."""
+        return self.websocket and self.control and not self.credentials
 
     @property
     def body_limit(self) -> int:
@@ -135,6 +100,7 @@ class Guard:
     def __init__(self, app: App, policy: Policy) -> None:
         self._app = app
         self._policy = policy
+        self._unproven = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -152,11 +118,26 @@ class Guard:
             return
         scope.setdefault("state", {})["request_id"] = call.request_id
         if call.websocket:
-            await self._app(scope, receive, send)
+            await self._run_websocket(call, scope, receive, send)
         else:
             await _Exchange(call, cors, receive, send).run(self._app, scope)
 
+    async def _run_websocket(self, call: Call, scope: Scope, receive: Receive, send: Send) -> None:
+        """The application runs once the token is there; the subprotocol is answered where ours was offered."""
+        exchange = _Handshake(call, receive, send)
+        if call.proves_later:
+            self._unproven += 1
+            try:
+                proven = await exchange.first_message(self._policy.token)
+            finally:
+                self._unproven -= 1
+            if not proven:
+                return
+        await self._app(scope, exchange.receive, exchange.send)
+
     def _check(self, call: Call) -> None:
+        if not call.path.startswith("/"):  # absolute-form and asterisk-form: the target would be its own Host
+            raise HostRefused("The request target must be a path.", fixes=("Send the path alone, such as /live",))
         self._check_host(call)
         self._check_origin(call)
         if not _is_preflight(call):  # which carries no credentials, by the standard
@@ -205,6 +186,10 @@ class Guard:
     def _check_credentials(self, call: Call) -> None:
         if call.path in OPEN_PATHS:
             return
+        if call.proves_later:
+            if self._unproven >= UNPROVEN:
+                raise TooManyStreams(f"{UNPROVEN} clients have connected and not sent their token yet.")
+            return
         if call.control and not self._has_token(call):
             raise Unauthorized(
                 "The control API needs the token of this daemon.",
@@ -252,6 +237,45 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self._started = True
             message = {**message, "headers": _with_safety(list(message["headers"]), self._call, self._cors)}
+        await self._send(message)
+
+
+class _Handshake:
+    """One WebSocket on its way: the guard may have accepted it already, to hear the token."""
+
+    def __init__(self, call: Call, receive: Receive, send: Send) -> None:
+        self._call, self._receive, self._send = call, receive, send
+        self._accepted = self._begun = False
+
+    async def first_message(self, token: str) -> bool:
+        """Accepts, and waits for the token. False, and closed, where it does not come or is wrong."""
+        await self._receive()  # websocket.connect
+        await self.send({"type": "websocket.accept"})
+        self._accepted = True
+        try:
+            message = await asyncio.wait_for(self._receive(), handshake.FIRST_MESSAGE_S)
+        except TimeoutError:
+            message = {}
+        shown = handshake.token_in(message.get("text") or message.get("bytes"))
+        if shown is not None and hmac.compare_digest(shown, token.encode()):
+            return True
+        if message.get("type") != "websocket.disconnect":
+            await self._send({"type": "websocket.close", "code": handshake.REFUSED, "reason": Unauthorized.code})
+        return False
+
+    async def receive(self) -> Message:
+        """What the client says; for the application it begins with the connection, whatever the guard has heard."""
+        if self._accepted and not self._begun:
+            self._begun = True
+            return {"type": "websocket.connect"}
+        return await self._receive()
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "websocket.accept":
+            if self._accepted:
+                return
+            if self._call.speaks_ours:
+                message = {**message, "subprotocol": handshake.PROTOCOL}
         await self._send(message)
 
 
@@ -313,9 +337,7 @@ def _with_safety(headers: list[Header], call: Call, cors: Iterable[Header]) -> l
 
 
 async def _refuse(call: Call, error: FreeTokenError, cors: list[Header], send: Send) -> None:
-    if call.websocket:
-        await send({"type": "websocket.close", "code": 1008, "reason": error.code})  # before accept: an HTTP 403
-        return
+    """The error as the answer; a WebSocket handshake is answered over HTTP too (ASGI, WebSocket Denial Response)."""
     if call.inference:
         body, kind = msgspec.json.encode(error_body(error)), "application/json"
     else:
@@ -325,8 +347,9 @@ async def _refuse(call: Call, error: FreeTokenError, cors: list[Header], send: S
     if error.http_status == 401:
         headers.append((b"www-authenticate", b'Bearer realm="freetoken"'))
     headers = _with_safety(headers, call, cors)
-    await send({"type": "http.response.start", "status": error.http_status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    kind = "websocket.http.response" if call.websocket else "http.response"
+    await send({"type": f"{kind}.start", "status": error.http_status, "headers": headers})
+    await send({"type": f"{kind}.body", "body": body})
 
 
 async def _send_empty(send: Send, status: int, headers: list[Header]) -> None:
@@ -340,7 +363,3 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host.lower()

@@ -16,8 +16,8 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from logging.handlers import RotatingFileHandler
 from typing import TYPE_CHECKING, Any
 
@@ -27,18 +27,22 @@ from freetoken import __version__
 from freetoken.core.errors import FreeTokenError
 from freetoken.daemon import discovery, store
 from freetoken.daemon.discovery import Claimed, Record
-from freetoken.daemon.guard import Guard, Policy
+from freetoken.daemon.guard import Guard
+from freetoken.daemon.logbook import Formatter, Handler, Redactor
+from freetoken.daemon.policy import Policy
 from freetoken.daemon.state import Identity
 from freetoken.daemon.store import Home
+from freetoken.daemon.supervisor.logs import clean
 from freetoken.settings.load import Loaded, load
 from freetoken.settings.schema import KNOBS, Settings
 
 if TYPE_CHECKING:
     from freetoken.daemon.app import Daemon
     from freetoken.daemon.front import Front
+    from freetoken.daemon.server import Quiet
 
 WORKER = (sys.executable, "-m", "freetoken.engine.worker")
-REQUESTS_S = 2  # what is in flight at the end gets this long
+LISTENERS_S = 1.0  # event streams get this long to say that they end
 LOG_BYTES = 4 << 20
 
 log = logging.getLogger(__name__)
@@ -55,6 +59,7 @@ class Post:
     claimed: Claimed
     owned: bool
     worker: tuple[str, ...]
+    redact: Redactor
 
 
 def main(arguments: Sequence[str] | None = None, worker: tuple[str, ...] = WORKER) -> int:
@@ -69,7 +74,7 @@ def main(arguments: Sequence[str] | None = None, worker: tuple[str, ...] = WORKE
 
 
 def _run(loaded: Loaded, *, owned: bool, worker: tuple[str, ...]) -> int:
-    settings = loaded.settings
+    settings = replace(loaded.settings, orphan_grace_s=0.0) if owned else loaded.settings
     home = store.open_home(settings.home)
     place = discovery.take_place(home, __version__)
     if isinstance(place, Record):
@@ -82,11 +87,12 @@ def _run(loaded: Loaded, *, owned: bool, worker: tuple[str, ...]) -> int:
     claimed = discovery.claim_port(settings.host, settings.port, given=loaded.given("port"))
     if claimed.note:
         _say(claimed.note)
-    _log_to(home)
     identity = _identity(settings.host, claimed.port)
     policy = Policy.of(settings, store.read_or_make_token(home), claimed.port)
+    redact = Redactor(clean, (policy.token, policy.api_key))
+    _log_to(home, redact)
     try:
-        asyncio.run(_serve(Post(home, settings, identity, policy, claimed, owned, worker)))
+        asyncio.run(_serve(Post(home, settings, identity, policy, claimed, owned, worker, redact)))
     finally:
         discovery.remove_record(home, identity)
         place.release()
@@ -95,6 +101,7 @@ def _run(loaded: Loaded, *, owned: bool, worker: tuple[str, ...]) -> int:
 
 async def _serve(post: Post) -> None:
     from freetoken.daemon.front import Front
+    from freetoken.daemon.server import drop_unread, make_server
 
     loop = asyncio.get_running_loop()
     asked_to_end = asyncio.Event()
@@ -103,8 +110,9 @@ async def _serve(post: Post) -> None:
         with contextlib.suppress(RuntimeError):  # a signal after the loop has closed: we are ending already
             loop.call_soon_threadsafe(asked_to_end.set)
 
-    front: Front[Daemon] = Front(lambda: _assemble(post, stop), post.identity)
-    server = _server(Guard(front, post.policy))
+    front: Front[Daemon] = Front(lambda: _assemble(post, loop, stop), post.identity)
+    server = make_server(Guard(front, post.policy))
+    drop_unread(post.claimed.socket)
     _stop_on_signals(stop)
     serving = asyncio.create_task(server.serve(sockets=[post.claimed.socket]))
     while not server.started and not serving.done():
@@ -118,47 +126,24 @@ async def _serve(post: Post) -> None:
     await _end(front, server, serving)
 
 
-async def _end(front: Front[Daemon], server: Any, serving: asyncio.Task[None]) -> None:
+async def _end(front: Front[Daemon], server: Quiet, serving: asyncio.Task[None]) -> None:
     """No new connection, what runs gets a moment, then the engine goes."""
     daemon = await front.made()
     daemon.context.hub.close()
-    server.should_exit = True
+    await daemon.context.hub.all_left(LISTENERS_S)
+    server.end()
     await serving
     await daemon.close()
     log.info("ended")
 
 
-def _assemble(post: Post, stop: Any) -> Daemon:
-    """In a thread: everything that is slow to import."""
+def _assemble(post: Post, loop: asyncio.AbstractEventLoop, stop: Callable[[], None]) -> Daemon:
+    """In a thread: everything that is slow to import. From then on our own log is in the event stream."""
     from freetoken.daemon.app import Start, assemble
 
-    return assemble(Start(post.home, post.settings, post.identity, post.worker, stop))
-
-
-def _server(app: Any) -> Any:
-    """uvicorn with nothing switched on that we do not use; it does not touch signals, the socket is already bound."""
-    from uvicorn.config import Config
-    from uvicorn.server import Server
-
-    class Quiet(Server):
-        @contextlib.contextmanager
-        def capture_signals(self) -> Any:
-            yield
-
-    return Quiet(
-        Config(
-            app,
-            http="h11",
-            ws="none",
-            loop="asyncio",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            proxy_headers=False,
-            server_header=False,
-            timeout_graceful_shutdown=REQUESTS_S,
-        )
-    )
+    daemon = assemble(Start(post.home, post.settings, post.identity, post.worker, post.redact, stop))
+    logging.getLogger().addHandler(Handler(daemon.context.hub, loop))
+    return daemon
 
 
 def _announce(post: Post) -> None:
@@ -211,10 +196,11 @@ def _wait_for_parent(stop: Any) -> None:
     stop()
 
 
-def _log_to(home: Home) -> None:
+def _log_to(home: Home, redact: Redactor) -> None:
     handler = RotatingFileHandler(home.logs / "daemon.log", maxBytes=LOG_BYTES, backupCount=1, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(Formatter(redact))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("uvicorn").setLevel(logging.WARNING)  # below that it writes down URLs
 
 
 def _say(*lines: str) -> None:

@@ -46,19 +46,21 @@ class Operations:
         self._done[operation.id] = asyncio.Event()
         self._cancel[operation.id] = cancel
         self._table[operation.id] = operation
-        self._publish(operation, keep=True)
+        self._publish(operation)
+        self._save()
         return operation
 
     def advance(self, id: str, phase: str, progress: Progress | None = None) -> None:
         """A phase began, or went on. The time left is estimated from the pace of the phase so far."""
         operation = self.get(id)
         now = time.monotonic()
-        if phase != operation.phase:
+        new = phase != operation.phase
+        if new:
             self._phase_began[id] = now
         eta_ms = _eta_ms(progress, now - self._phase_began[id])
         changed = replace(operation, phase=phase, progress=progress, eta_ms=eta_ms, updated=utc(time.time()))
         self._table[id] = changed
-        self._publish(changed, keep=False)
+        self._publish(changed, progress=not new)
 
     def finish(self, id: str, state: OperationState, error: dict[str, Any] | None = None) -> None:
         """The last word: `error` is a problem for `failed`."""
@@ -68,7 +70,8 @@ class Operations:
         for table in (self._cancel, self._phase_began):
             table.pop(id, None)
         self._forget_old()
-        self._publish(changed, keep=True)
+        self._publish(changed)
+        self._save()
         self._done.pop(id).set()
 
     def cancel(self, id: str) -> Operation:
@@ -97,10 +100,9 @@ class Operations:
         """The newest, running ones included, oldest first."""
         return list(self._table.values())[-count:]
 
-    def _publish(self, operation: Operation, *, keep: bool) -> None:
-        self._hub.publish("operation.updated", msgspec.to_builtins(operation), subject=operation.id, corr=operation.id)
-        if keep:
-            self._save()
+    def _publish(self, operation: Operation, *, progress: bool = False) -> None:
+        data = msgspec.to_builtins(operation)
+        self._hub.publish("operation.updated", data, subject=operation.id, corr=operation.id, progress=progress)
 
     def _save(self) -> None:
         try:

@@ -6,6 +6,7 @@ not know what the files mean to others. Nothing is written into a folder that is
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import secrets
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from freetoken.core.errors import HomeNotOurs
+from freetoken.daemon import native
 
 LAYOUT = 1
 MARK = "freetoken-home.json"
@@ -40,6 +42,10 @@ class Home:
         return self.root / "runtime" / "engine.json"
 
     @property
+    def wish(self) -> Path:
+        return self.root / "runtime" / "wish.json"
+
+    @property
     def lock(self) -> Path:
         return self.root / "runtime" / "lock"
 
@@ -61,16 +67,16 @@ class Home:
 
 
 def open_home(root: Path) -> Home:
-    """The folder, made where it is absent. Raises HomeNotOurs, having written nothing, if it belongs to another."""
+    """The folder, made where it is absent. Raises HomeNotOurs, having written nothing, if it belongs to another.
+
+    Also where it cannot be written: on a read-only disk, or after somebody changed its rights.
+    """
     check_owner(root)
-    home = Home(root)
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not (root / MARK).exists():
-        write_json(root / MARK, {"layout": LAYOUT})
-    root.chmod(0o700)
-    for folder in (home.lock.parent, home.models, home.logs):
-        folder.mkdir(mode=0o700, exist_ok=True)
-    return home
+    try:
+        return _make(Home(root))
+    except OSError as error:
+        fixes = (f"Make {root} writable for you", "Set FREETOKEN_HOME to another folder")
+        raise HomeNotOurs(f"{root} cannot be written: {error.strerror or error}.", fixes=fixes) from None
 
 
 def read_or_make_token(home: Home) -> str:
@@ -100,17 +106,33 @@ def read_json(path: Path) -> Any | None:
 
 
 def check_owner(root: Path) -> None:
+    """Raises HomeNotOurs for a file, for a folder of another program, another user or another layout."""
     if not root.exists():
         return
     fixes = (f"Move {root} away, or set FREETOKEN_HOME to another folder",)
     if not root.is_dir():
         raise HomeNotOurs(f"{root} is not a folder.", fixes=fixes)
+    if not native.is_ours(root):
+        raise HomeNotOurs(f"{root} belongs to another user of this computer.", fixes=fixes)
     mark = read_json(root / MARK)
     if mark is None and any(root.iterdir()):
         raise HomeNotOurs(f"{root} is in use by another program: it has no {MARK}.", fixes=fixes)
     layout = mark.get("layout") if isinstance(mark, dict) else LAYOUT
     if layout != LAYOUT:
         raise HomeNotOurs(f"{root} has layout {layout}; this version knows layout {LAYOUT}.", fixes=fixes)
+
+
+def _make(home: Home) -> Home:
+    """Raises OSError."""
+    home.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not (home.root / MARK).exists():
+        write_json(home.root / MARK, {"layout": LAYOUT})
+    home.root.chmod(0o700)
+    for folder in (home.lock.parent, home.models, home.logs):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+    return home
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -6,7 +6,8 @@ wait for one another: this module's event loop does all input and output and the
 then computes (loop.py). Without its daemon it cancels every request and lives on for `orphan_grace_s`.
 
 Exit codes: 0 told to stop (shutdown, SIGTERM) · 2 bad command line or rendezvous file · 3 the load failed (a `failed`
-message said why) · 4 a step ended in an unexpected error (the traceback is on stderr) · 5 no daemon came (back).
+message said why) · 4 a step ended in an unexpected error (the traceback is on stderr) · 5 no daemon came (back), or the
+rendezvous file is another engine's by now.
 
 Does not know HTTP, text or how a model is built (assemble.py, imported when a load comes).
 """
@@ -113,6 +114,8 @@ class _Worker:
         self._thread: threading.Thread | None = None  # from the first load on
         self._engine: EngineLoop | None = None  # once loaded
         self._ready: Ready | None = None
+        self._latest: Phase | None = None  # of the load
+        self._met = False  # whether a daemon has been here
         self._stopping = threading.Event()
         self._orphan: asyncio.TimerHandle | None = None
 
@@ -120,8 +123,7 @@ class _Worker:
         self._io = asyncio.get_running_loop()
         self._exit: asyncio.Future[int] = self._io.create_future()
         listener = await channel.serve(self._where.socket, codec.DOWN, self._connected)
-        process = psutil.Process()
-        msgspec.structs.replace(self._where, pid=process.pid, start_time=process.create_time()).write(runtime)
+        self._sign(runtime)
         self._wait_for_daemon(max(FIRST_DAEMON_S, self._where.orphan_grace_s))
         with contextlib.suppress(NotImplementedError):  # Windows has no SIGTERM
             self._io.add_signal_handler(signal.SIGTERM, self._quit, EXIT_OK)
@@ -135,6 +137,15 @@ class _Worker:
             await self._daemon.close()
         channel.remove(self._where.socket)
         return code
+
+    def _sign(self, runtime: Path) -> None:
+        """Put our pid into the file, unless it names another engine: then nobody waits for this one any more."""
+        now = Rendezvous.find(runtime)
+        if now is None or now.instance_id != self._where.instance_id:
+            self._quit(EXIT_ORPHANED)
+            return
+        process = psutil.Process()
+        msgspec.structs.replace(self._where, pid=process.pid, start_time=process.create_time()).write(runtime)
 
     # ── the daemon ──────────────────────────────────────────────────────────────────────────────────────────────────
     async def _connected(self, daemon: channel.Channel[Down]) -> None:
@@ -164,10 +175,11 @@ class _Worker:
         codec.check_hello(theirs, self._where.nonce)
         if self._daemon is not None:
             return False
-        self._daemon = daemon
+        self._daemon, self._met = daemon, True
         if self._orphan is not None:
             self._orphan.cancel()
-        daemon.send(ours, *([self._ready] if self._ready else []))
+        where_it_is = self._ready or self._latest  # for a daemon that did not begin this load
+        daemon.send(ours, *([where_it_is] if where_it_is else []))
         return True
 
     def _lost_daemon(self) -> None:
@@ -178,6 +190,8 @@ class _Worker:
             self._wait_for_daemon(self._where.orphan_grace_s)
 
     def _wait_for_daemon(self, seconds: float) -> None:
+        if self._orphan is not None:
+            self._orphan.cancel()
         self._orphan = self._io.call_later(seconds, self._quit, EXIT_ORPHANED)
 
     def _obey(self, message: Down) -> None:
@@ -259,7 +273,8 @@ class _Worker:
         self._io.call_soon_threadsafe(self._quit, EXIT_LOAD_FAILED)
 
     def _phase(self, name: str, done: int, total: int, unit: str) -> None:
-        self._post(Phase(name=name, done=done, total=total, unit=unit))
+        self._latest = Phase(name=name, done=done, total=total, unit=unit)
+        self._post(self._latest)
 
     def _publish(self, told: Sequence[Told]) -> None:
         self._post(*(translate.message(request_id, event) for request_id, event in told))
@@ -294,6 +309,21 @@ class _Worker:
             step, age_ms = self._engine.pulse() if self._engine is not None else (0, 0)
             self._post(Beat(step=step, step_age_ms=age_ms))
             await asyncio.sleep(BEAT_S)
+            self._check_first_daemon()
+
+    def _check_first_daemon(self) -> None:
+        """A daemon that died before it came here closes no connection: its pid tells."""
+        starter = self._where.daemon_pid
+        if not self._met and starter is not None and not _runs(starter):
+            self._met = True  # once is enough
+            self._lost_daemon()
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 class _LogToDaemon(logging.Handler):

@@ -33,9 +33,8 @@ def _row(knob: Knob) -> str:
     if knob.choices:
         notes.append(f"One of {', '.join(f'`{choice}`' for choice in knob.choices)}.")
     if knob.minimum is not None:
-        notes.append(
-            f"{knob.minimum:g} to {knob.maximum:g}." if knob.maximum is not None else f"At least {knob.minimum:g}."
-        )
+        least = knob.shown(knob.minimum)
+        notes.append(f"At least {least}." if knob.maximum is None else f"{least} to {knob.shown(knob.maximum)}.")
     return f"| `{knob.name}` | {_default(knob)} | {_code(knob.flag)} | {_code(knob.env)} | {' '.join(notes)} |\n"
 
 

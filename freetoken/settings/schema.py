@@ -188,6 +188,25 @@ class Settings:
         "seconds", 10.0, "Time an engine gets to end by itself before it is killed.", unit="s", minimum=0
     )
 
+    # ── the engine's life ──
+    idle_unload_s: float = knob(
+        "seconds", 0.0, "Unload the model after so long without a request; 0 never does.", unit="s", minimum=0
+    )
+    load_on_start: str = knob(
+        "str", "none", "Model to load when the daemon starts: the last one in use, or none.", choices=("none", "last")
+    )
+    autoload: bool = knob(
+        "switch", False, "Load the model that a request to /v1 names, in the place of the loaded one."
+    )
+    orphan_grace_s: float = knob(
+        "seconds",
+        60.0,
+        "Time an engine lives on without its daemon, for a new one to take it over.",
+        unit="s",
+        minimum=0,
+        maximum=3600,
+    )
+
     # ── what one command asks for ──
     model: str | None = knob(
         "str", None, "Model to load at once: an id or a folder.", scope="start", flag="--model", in_file=False

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
 
 from freetoken import __version__
 from freetoken.core import events
@@ -49,6 +50,7 @@ class RemoteEngine:
         self.ready: Ready | None = None  # also set by an engine that had loaded before we came
         self.stats: Stats | None = None  # the latest
         self.beat: Beat | None = None
+        self.received = 0  # messages so far: one that beats but computes nothing is told by `beat`
         self.on_log: Callable[[Log], None] | None = None
         self.on_stats: Callable[[Stats], None] | None = None
         self.on_beat: Callable[[Beat], None] | None = None
@@ -63,7 +65,7 @@ class RemoteEngine:
     async def connect(cls, where: Rendezvous, timeout_s: float = 10.0) -> RemoteEngine:
         """Connect and shake hands.
 
-        Raises EngineDied when nobody listens, EngineProtocolError for a stranger or another PROTO.
+        Raises EngineDied when nobody listens or answers, EngineProtocolError for a stranger or another PROTO.
         """
         connection = await channel.connect(where.socket, codec.UP, timeout_s)
         try:
@@ -72,7 +74,7 @@ class RemoteEngine:
                 hello = codec.check_hello(await connection.receive(), where.nonce)
         except TimeoutError:
             await connection.close()
-            raise EngineProtocolError(f"The engine did not say hello within {HELLO_TIMEOUT_S:g} s.") from None
+            raise EngineDied(f"The engine did not say hello within {HELLO_TIMEOUT_S:g} s.") from None
         except EngineProtocolError:
             await connection.close()
             raise
@@ -84,6 +86,15 @@ class RemoteEngine:
         Total time is not limited here: whoever reads decides what a stall is.
         """
         self._channel.send(Load(plan=dict(plan), files=dict(files)))
+        async with aclosing(self.follow()) as events:
+            async for event in events:
+                yield event
+
+    async def follow(self) -> AsyncGenerator[LoadEvent, None]:
+        """`load` where another daemon began it: the engine says again where it is to whoever connects.
+
+        Nothing comes where no load was asked for.
+        """
         while True:
             event = await self._loading.get()  # _end wakes us when the engine goes
             if isinstance(event, EngineDied):
@@ -95,6 +106,11 @@ class RemoteEngine:
     def generate(self, request: GenerateRequest) -> AsyncGenerator[events.GenerationEvent, None]:
         """core.ports.GenerationBackend."""
         return self._streams.run(request)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last generation ended; 0 while one runs."""
+        return self._streams.idle_s
 
     @property
     def gone(self) -> EngineDied | None:
@@ -149,6 +165,7 @@ class RemoteEngine:
             async with asyncio.timeout(SILENCE_S) as silence:
                 while (message := await self._channel.receive()) is not None:
                     silence.reschedule(now() + SILENCE_S)
+                    self.received += 1
                     self._dispatch(message)
         except TimeoutError:
             reason = f"it was silent for {SILENCE_S:g} s"

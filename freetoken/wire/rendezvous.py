@@ -1,7 +1,8 @@
 """runtime/engine.json: where an engine listens and the secret that opens it; written before the engine is started.
 
-The daemon writes it (0600) with an address, a nonce and an instance id; the engine adds its pid and start time once it
-listens. The secret never is in an argument list or an environment. Knows files; does not know sockets or processes.
+The daemon writes it (0600) with an address, a nonce and an instance id, and adds pid and start time of the process as
+soon as there is one: whoever reads it later can tell that process from a stranger with its number. The secret never is
+in an argument list or an environment. Knows files; does not know sockets or processes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ DEFAULT_ORPHAN_GRACE_S = 60.0
 
 
 class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
-    """The file's fields. `pid` and `start_time` (unix seconds) are None until the engine listens."""
+    """The file's fields. `pid` and `start_time` (unix seconds) are None until the process has started."""
 
     socket: str
     nonce: str
@@ -30,6 +31,7 @@ class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
     orphan_grace_s: float = DEFAULT_ORPHAN_GRACE_S  # how long an engine without its daemon lives; 0: ends at once
     pid: int | None = None
     start_time: float | None = None
+    daemon_pid: int | None = None  # who waits for the engine: it does not wait for a daemon that is gone
 
     @classmethod
     def new(cls, orphan_grace_s: float = DEFAULT_ORPHAN_GRACE_S) -> Rendezvous:
@@ -40,6 +42,7 @@ class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
             nonce=secrets.token_urlsafe(32),
             instance_id=instance_id,
             orphan_grace_s=orphan_grace_s,
+            daemon_pid=os.getpid(),
         )
 
     @classmethod
@@ -49,6 +52,14 @@ class Rendezvous(msgspec.Struct, frozen=True, kw_only=True):
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except (OSError, msgspec.DecodeError) as error:
             raise EngineStartFailed(f"The runtime file {path.name} cannot be used: {error}.") from error
+
+    @classmethod
+    def find(cls, path: Path) -> Rendezvous | None:
+        """What an earlier daemon left; None where that is nothing that can be used."""
+        try:
+            return cls.read(path)
+        except EngineStartFailed:
+            return None
 
     def write(self, path: Path) -> None:
         """Atomically, readable by this user only. Raises OSError."""

@@ -7,6 +7,7 @@ events come from. Not thread-safe: everything happens on the event loop.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable
 
 from freetoken.core.errors import EngineDied, UsageError
@@ -21,6 +22,12 @@ class Streams:
         self._submit, self._cancel = submit, cancel
         self._queues: dict[str, asyncio.Queue[GenerationEvent | EngineDied]] = {}
         self._gone: EngineDied | None = None
+        self._idle_since = time.monotonic()
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds since the last stream ended; 0 while one runs."""
+        return 0.0 if self._queues else time.monotonic() - self._idle_since
 
     async def run(self, request: GenerateRequest) -> AsyncGenerator[GenerationEvent, None]:
         """The events of `request` until its last one. Closed early, it cancels exactly once.
@@ -43,6 +50,7 @@ class Streams:
                 yield event
         finally:
             del self._queues[request.id]
+            self._idle_since = time.monotonic()
             if not over:
                 self._cancel(request.id)
 

@@ -104,6 +104,14 @@ def test_ids_of_the_shelf_are_known_and_others_are_not(ft: Ft, home: Path, tmp_p
     assert ran.code == 1 and "org/m" in ran.err
 
 
+def test_a_file_that_cannot_be_read_is_said(ft: Ft, qwen: Path) -> None:
+    config = qwen / "config.json"
+    config.unlink()
+    config.symlink_to(config)  # for every user, root too: too many levels of symbolic links
+    ran = ft("plan", str(qwen))
+    assert ran.code == 1 and "config.json" in ran.err and "Traceback" not in ran.err
+
+
 @pytest.mark.parametrize(
     ("flags", "code", "said"),
     [

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from freetoken.core.errors import EngineDied, EngineStartFailed
+from freetoken.core.errors import EngineDied, EngineStartFailed, OutOfMemory
 from freetoken.core.units import Bytes
 from freetoken.daemon.supervisor import logs
-from freetoken.daemon.supervisor.autopsy import Death, explain
+from freetoken.daemon.supervisor.autopsy import Death, GpuLost, explain
 from freetoken.daemon.supervisor.logs import EngineLog, clean
 
 GIB = 1 << 30
@@ -58,7 +58,41 @@ def test_an_exit_quotes_the_last_line_that_says_something() -> None:
 
 
 def test_one_that_had_to_be_killed_is_said_to_be_silent() -> None:
-    assert "no longer answered" in explain(replace(KILLED, exit_code=None, signal=None)).detail
+    silent = explain(replace(KILLED, hung="no longer answered"))
+    assert silent.detail == "The engine process no longer answered while it loaded the model and was ended."
+    assert type(silent) is EngineDied
+
+
+def test_one_of_an_earlier_daemon_has_no_exit_code_and_is_believed_to_be_out_of_memory_only_by_the_kernels_count() -> (
+    None
+):
+    unknown = replace(KILLED, exit_code=None, signal=None, loading=False)
+    assert "exit code is not known; its last words: loading" in explain(unknown).detail
+    assert "exit_code" not in explain(unknown).numbers
+    low = replace(unknown, least_free=Bytes(GIB // 2))
+    assert not low.oom_killed and replace(low, kernel_oom_kills=1).oom_killed
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "said"),
+    [
+        ("RuntimeError: CUDA error: an illegal memory access was encountered", EngineDied, "illegal memory access"),
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", OutOfMemory, "Tried to allocate"),
+        ("RuntimeError: No CUDA GPUs are available: no CUDA-capable device is detected", GpuLost, "lost its GPU"),
+        ("Unable to determine the device handle: GPU is lost.  Reboot the system", GpuLost, "GPU is lost"),
+        ("NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus.", GpuLost, "fallen off the bus"),
+        ("RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable", GpuLost, "busy or unavailable"),
+        ("CUDA unknown error - this may be due to an incorrectly set up environment", GpuLost, "lost its GPU"),
+    ],
+)
+def test_what_cuda_says_names_the_cause(line: str, kind: type[EngineDied], said: str) -> None:
+    lines = ("loading 79 shards", line, "terminate called")
+    error = explain(replace(KILLED, exit_code=4, signal=None, loading=False, last_lines=lines))
+    assert type(error) is kind and said in error.detail
+
+
+def test_a_gpu_is_not_lost_by_a_line_that_merely_has_its_numbers() -> None:
+    assert not replace(KILLED, last_lines=("read 79 of 119 tensors", "Xid: none", "CUDA 12.8")).gpu_lost
 
 
 def test_lines_are_harmless_in_a_terminal_and_do_not_name_the_user() -> None:

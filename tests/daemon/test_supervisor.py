@@ -8,9 +8,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -24,117 +22,13 @@ from freetoken.core.errors import (
     SettingError,
 )
 from freetoken.core.events import Tokens
-from freetoken.core.types import GenerateRequest, SamplingParams
 from freetoken.daemon import store
-from freetoken.daemon.events import Event, Hub
-from freetoken.daemon.operations import Operations
-from freetoken.daemon.shelf import Shelf
-from freetoken.daemon.state import EngineStatus, Operation, OperationState
+from freetoken.daemon.state import EngineStatus, OperationState
 from freetoken.daemon.supervisor import child
-from freetoken.daemon.supervisor.actor import Desk, Supervisor
-from freetoken.daemon.supervisor.host import Host
-from freetoken.daemon.supervisor.prepare import Parts
 from freetoken.daemon.supervisor.states import MOVES
 from freetoken.daemon.supervisor.view import engine_view
-from freetoken.settings.load import load
+from tests.fakes.bench import Bench, fake_parts, request, run
 from tests.fakes.folder import tiny_folder
-
-WORKER = (sys.executable, str(Path(__file__).parents[1] / "fakes" / "worker.py"))
-
-
-class NoText:
-    """In the place of a tokenizer, which takes half a second to read; tests/daemon/test_daemon.py has the real one."""
-
-    def __init__(self) -> None:
-        self.closed = False
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def _no_text(source: object) -> Any:
-    return NoText()
-
-
-class Bench:
-    """A supervisor on its own, with everything it told."""
-
-    def __init__(self, folder: Path, worker: tuple[str, ...], **settings: object) -> None:
-        self.folder = folder
-        self.home = store.open_home(folder / "home")
-        self.told: list[Event] = []
-        self.hub = Hub("e", dict)
-        self.operations = Operations(self.home.operations, self.hub)
-        self.shelf = Shelf(self.home.models)
-        self.settings = load({"home": str(self.home.root), "stop_deadline_s": 2, **settings}, {}).settings
-        self.supervisor = Supervisor(
-            self.home, self.settings, Desk(self.hub, self.operations, self.shelf), Parts(worker, text=_no_text)
-        )
-        self.host = Host(self.supervisor, self.shelf, self.settings.load_deadline_s)
-
-    def model(self, name: str = "good", **fake: Any) -> str:
-        return str(tiny_folder(self.folder / name, fake))
-
-    async def load(self, model: str, **options: object) -> Operation:
-        operation = self.supervisor.load(model, options)
-        assert operation is not None
-        return await self.operations.wait(operation.id, 20)
-
-    async def ready(self, model: str, **options: object) -> None:
-        done = await self.load(model, **options)
-        assert done.state is OperationState.SUCCEEDED, done.error
-
-    async def unload(self) -> Operation:
-        operation = self.supervisor.unload(drain_s=1.0)
-        assert operation is not None
-        return await self.operations.wait(operation.id, 20)
-
-    async def until(self, status: EngineStatus, within_s: float = 5.0) -> None:
-        deadline = time.monotonic() + within_s
-        while self.supervisor.state.state is not status:
-            assert time.monotonic() < deadline, self.supervisor.state
-            await asyncio.sleep(0.005)
-
-    def types(self, prefix: str = "") -> list[str]:
-        return [event.type for event in self.told if event.type.startswith(prefix)]
-
-    def states(self) -> list[str]:
-        return [event.data["state"] for event in self.told if event.type == "engine.state_changed"]
-
-
-def run(
-    tmp_path: Path, scenario: Callable[[Bench], Awaitable[None]], worker: tuple[str, ...] = WORKER, **settings: object
-) -> None:
-    async def main() -> None:
-        bench = Bench(tmp_path, worker, **settings)
-
-        async def note() -> None:
-            async for event in bench.hub.listen():
-                if event is not None:
-                    bench.told.append(event)
-
-        noting = asyncio.create_task(note())
-        await asyncio.sleep(0)
-        try:
-            await asyncio.wait_for(scenario(bench), 40)
-        finally:
-            await bench.supervisor.close()
-            bench.hub.close()
-            await noting
-        assert [process for process in psutil.Process().children() if _is_worker(process)] == []
-
-    asyncio.run(main())
-
-
-def _is_worker(process: psutil.Process) -> bool:
-    try:
-        return "worker.py" in " ".join(process.cmdline())
-    except psutil.NoSuchProcess:  # or a zombie: it has ended
-        return False
-
-
-def request(id: str = "r1", max_tokens: int | None = None) -> GenerateRequest:
-    return GenerateRequest(id, (5, 6), SamplingParams(max_tokens=max_tokens))
 
 
 def test_a_load_goes_through_every_state_and_answers(tmp_path: Path) -> None:
@@ -248,8 +142,8 @@ def test_a_program_that_does_not_start_says_why(tmp_path: Path) -> None:
         assert failed.error is not None and failed.error["code"] == "ENGINE_START_FAILED"
         assert "ModuleNotFoundError: No module named 'torch_is_not_here'" in failed.error["detail"]
 
-    run(tmp_path, scenario, worker=(sys.executable, "-c", "import torch_is_not_here"))
-    run(tmp_path / "2", _cannot_be_started, worker=(str(tmp_path / "no-such-program"),))
+    run(tmp_path, scenario, fake_parts((sys.executable, "-c", "import torch_is_not_here")))
+    run(tmp_path / "2", _cannot_be_started, fake_parts((str(tmp_path / "no-such-program"),)))
 
 
 async def _cannot_be_started(bench: Bench) -> None:

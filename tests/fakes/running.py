@@ -104,4 +104,5 @@ def event_stream(daemon: Daemon, query: str = "", **headers: str) -> Iterator[It
     try:
         yield events()
     finally:
+        response.close()  # it holds the socket, too
         connection.close()

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from starlette.requests import Request
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
+from freetoken.core.errors import FreeTokenError
+from freetoken.daemon.errors import MEDIA_TYPE, problem
 from freetoken.daemon.events import Hub
+from freetoken.daemon.logbook import LogBook
 from freetoken.daemon.operations import Operations
 from freetoken.daemon.shelf import Shelf
 from freetoken.daemon.state import Identity, Operation
@@ -34,10 +37,12 @@ class Context:
     operations: Operations
     supervisor: Supervisor
     shelf: Shelf
+    lines: LogBook
+    features: tuple[str, ...]  # what GET /meta says can be done here
     stop: Callable[[], None]  # asks the whole daemon to end; returns at once
 
 
-def context(request: Request) -> Context:
+def context(request: HTTPConnection) -> Context:
     found: Context = request.app.state.context
     return found
 
@@ -52,6 +57,16 @@ async def accepted(request: Request, operation: Operation) -> Response:
     latest = await context(request).operations.wait(operation.id, wait_s(request))
     response = reply(latest, 202)
     response.headers["location"] = f"/api/v1/operations/{operation.id}"
+    return response
+
+
+def refused(request: Request, error: FreeTokenError) -> Response:
+    """`error` as problem+json."""
+    request_id = getattr(request.state, "request_id", None)
+    body = problem(error, instance=request.url.path, request_id=request_id)
+    response = Response(msgspec.json.encode(body), error.http_status, media_type=MEDIA_TYPE)
+    if error.retry_after_s is not None:
+        response.headers["retry-after"] = str(max(1, round(error.retry_after_s)))
     return response
 
 

@@ -20,6 +20,7 @@ class ShutdownBody(BaseModel):
 
 
 async def show(request: Request) -> Response:
+    """Which daemon this is: version, url, pid, start time."""
     return reply(context(request).identity)
 
 

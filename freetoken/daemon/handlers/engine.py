@@ -33,6 +33,7 @@ class UnloadBody(BaseModel):
 
 
 async def show(request: Request) -> Response:
+    """All that is known of the engine and its model; unknown is null."""
     return reply(engine_view(context(request).supervisor))
 
 

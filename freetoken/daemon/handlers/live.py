@@ -9,4 +9,5 @@ from freetoken.daemon.handlers.context import context, reply
 
 
 async def live(request: Request) -> Response:
+    """The service, its API version and the number of this start."""
     return reply(context(request).identity.live())

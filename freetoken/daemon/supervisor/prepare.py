@@ -7,7 +7,7 @@ The parts are values so that a test can put others in their place.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from freetoken.catalog.checkpoint import Checkpoint, TextSource, open_checkpoint
 from freetoken.core.units import Bytes
 from freetoken.daemon import native
 from freetoken.daemon.residuals import Residuals
+from freetoken.daemon.supervisor.probe import MemoryProbe, NoGpu
 from freetoken.plan import compare, hardware
 from freetoken.plan.choices import Requested
 from freetoken.plan.placement import make_plan
@@ -57,6 +58,7 @@ class Parts:
     plan: Callable[[Checkpoint, Mapping[str, Any], Bytes], PlanJson] = plan_for
     text: Callable[[TextSource], TextCodec] = TextCodec.load
     conclude: Callable[[Path, Mapping[str, Any], Mapping[str, Any]], dict[str, Any]] = conclude
+    probe: MemoryProbe = field(default_factory=NoGpu)
 
 
 def parts(worker: tuple[str, ...], residuals: Residuals) -> Parts:

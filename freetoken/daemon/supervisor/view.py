@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from freetoken.daemon.supervisor.actor import Running, Supervisor
+from freetoken.daemon.supervisor.actor import Supervisor
+from freetoken.daemon.supervisor.launch import Running
 from freetoken.wire.messages import Stats
 
 _EXPERT_FIELDS = frozenset({"layers_routed", "experts", "expert_tokens", "hits"})
@@ -18,8 +19,13 @@ _MEMORY_FIELDS = frozenset({"rss_bytes"})
 
 
 def engine_view(supervisor: Supervisor) -> dict[str, Any]:
-    """state.EngineState's fields, then the running engine's: plan, measured, stats, experts, memory, uptime."""
-    return {**msgspec.to_builtins(supervisor.state), **_running_view(supervisor.running)}
+    """state.EngineState's fields, the restart that is due, the diagnoses that stand, then the running engine's."""
+    return {
+        **msgspec.to_builtins(supervisor.state),
+        "restart": supervisor.crashes.view(),
+        "diagnoses": supervisor.tell.diagnoses,
+        **_running_view(supervisor.running),
+    }
 
 
 def _running_view(running: Running | None) -> dict[str, Any]:
