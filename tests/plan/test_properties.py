@@ -132,24 +132,29 @@ def cases(draw: st.DrawFn, explicit: bool = True, most_gpus: int = 2) -> Case:
         model, terms=tuple(replace(t, fixed=t.fixed * 2) if t.line == "weights" else t for t in model.terms)
     )
     requested = draw(requests(number > 0, experts)) if explicit else Requested()
+    halves, doubles = {"bfloat16": model}, {"float32": double}
+    footprints = halves | doubles if draw(st.booleans()) else doubles | halves
+    model = footprints[requested.dtype or next(iter(footprints))]
     scale, part = least_of(model, requested), draw(st.sampled_from([0.3, 0.8, 0.9, 0.98, 1.02, 1.1, 1.5, 3.0, 8.0]))
     if draw(st.booleans()):  # between the fixed part and the least plan: there the finer verdicts are
         scale = int(model.fixed(requested.max_running_requests or 1) + part * max(0, scale - model.fixed(1)))
         part = draw(st.sampled_from([1.0, 1.03]))
-    free = int(scale * part / (requested.memory_ratio or 0.95))
-    cards = tuple(draw(card(n, free if n == 0 else free * 3 // 4)) for n in range(number))
+    display = draw(st.booleans())
+    wanted = int(scale * part)
+    free = max(int(wanted / (requested.memory_ratio or 0.95)), wanted + (512 if display else 256) * MIB)
+    cards = tuple(draw(card(n, free if n == 0 else free * 3 // 4, display)) for n in range(number))
     banks = experts.count * experts.bank_bytes if experts else 0
     ram = HOST_RESERVE + GIB + int((banks or free) * draw(st.sampled_from([0.5, 0.95, 1.0, 1.5, 4.0])))
     limit = draw(maybe(st.integers(0, 64 * GIB)))
     return Case(
-        {"bfloat16": model, "float32": double} if draw(st.booleans()) else {"float32": double, "bfloat16": model},
+        footprints,
         requested,
         Machine(Bytes(ram), Bytes(ram), 4, cards, limit and Bytes(limit)),
     )
 
 
 @st.composite
-def card(draw: st.DrawFn, number: int, free: int) -> Gpu:
+def card(draw: st.DrawFn, number: int, free: int, display: bool) -> Gpu:
     held = draw(st.sampled_from([0, 0, 4 * GIB]))
     holders = (GpuProcess(77, "game", Bytes(held)),) if held and draw(st.booleans()) else ()
     return Gpu(
@@ -158,7 +163,7 @@ def card(draw: st.DrawFn, number: int, free: int) -> Gpu:
         Bytes(free + held),
         Bytes(free),
         link_bytes_s=draw(st.sampled_from([3, 26, 55])) * 10**9,
-        display=draw(st.booleans()),
+        display=display,
         holders=holders,
     )
 
@@ -346,12 +351,11 @@ def neighbours(case: Case) -> Iterator[Change]:
         "dtype": ["bfloat16"],
         "max_seq_len": [1_024, 4_096],
     }
-    least = max(1_024, 0)
     ones: list[Change] = [
         {name: value}
         for name, several in values.items()
         for value in several
-        if value != getattr(asked, name) and not (name == "num_tokens" and value is not None and value < least)
+        if value != getattr(asked, name) and not (name == "num_tokens" and value is not None and value < 1_024)
     ]
     yield from ones
     for first, second in combinations(ones, 2):
